@@ -1,0 +1,5 @@
+"""`python -m gpt2exp` is the console script."""
+
+from gpt2exp.main import main
+
+main()

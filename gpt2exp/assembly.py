@@ -1,0 +1,169 @@
+"""Resolve a run's inputs and build its engine: where the rooms meet."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from omegaconf import OmegaConf
+
+import gpt2exp
+from gpt2exp.config import Config, derive
+from gpt2exp.data.corpora import Corpus, load_corpus
+from gpt2exp.data.windows import TrainingWindows
+from gpt2exp.engines.base import Engine, weights_digest
+from gpt2exp.errors import ConfigError
+from gpt2exp.experiment import Request
+from gpt2exp.identity import Identity, InputRecord, needs_upstream, plain, readable_ids
+from gpt2exp.models.upstream import SourceFile, locate
+from gpt2exp.optim.base import max_grad_norm
+from gpt2exp.optim.registry import optimizers
+from gpt2exp.projection import check_disk, micro_batch_size
+from gpt2exp.train.evaluate import Validation
+
+VERSIONED = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tiktoken")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads: the model's source, the corpus, and which tokens make each step."""
+
+    source: SourceFile | None
+    corpus: Corpus
+    windows: TrainingWindows
+    record: InputRecord
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about the inputs."""
+        lines = [f"model file {self.source.path} (SHA256 {self.source.sha256[:12]}...)"] if self.source else []
+        train, val = self.corpus.train.num_tokens, self.corpus.val.num_tokens
+        return [*lines, f"corpus {self.corpus.name}: {train:,} training and {val:,} validation tokens"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop needs."""
+
+    inputs: Inputs
+    engine: Engine
+    validation: Validation | None
+
+
+def assemble(cfg: Config, directory: Path) -> Parts:
+    """Inputs, checks against them, engine.
+
+    Raises:
+        Gpt2ExpError: an input is missing, broken or too small for the budget.
+    """
+    slots = slot_count(cfg)
+    check_disk(cfg, slots, directory)
+    inputs = resolve(cfg)
+    rows = micro_batch_size(cfg, psutil.virtual_memory().total, slots)
+    return Parts(inputs, torch_engine(cfg, inputs.source, rows), validation(cfg, inputs.corpus, rows))
+
+
+def resolve(cfg: Config) -> Inputs:
+    """Find and verify the model file and the corpus, and see that the budget fits."""
+    source = locate(cfg.model.path) if needs_upstream(cfg) else None
+    corpus = load_corpus(cfg.data)
+    schedule = cfg.schedule
+    windows = TrainingWindows(
+        corpus.train, cfg.data.order, schedule.tokens_per_step, schedule.context_length, cfg.data.window_tokens
+    )
+    problems = budget_problems(cfg, corpus, windows)
+    if problems:
+        raise ConfigError(problems)
+    record = InputRecord(
+        source.sha256 if source else None, corpus.digest, corpus.tokenizer_digest, windows.order_digest
+    )
+    return Inputs(source, corpus, windows, record)
+
+
+def budget_problems(cfg: Config, corpus: Corpus, windows: TrainingWindows) -> list[str]:
+    """Rules that need the corpus: vocabulary, horizon, evaluation inside the split."""
+    problems = []
+    if corpus.vocab_size > cfg.model.vocab_size:
+        problems.append(
+            f"model.vocab_size={cfg.model.vocab_size}: smaller than the corpus's vocabulary, {corpus.vocab_size}"
+        )
+    steps = cfg.schedule.num_steps
+    if steps > windows.horizon and not cfg.data.allow_repeat:
+        problems.append(
+            f"schedule.num_steps={steps}: the corpus has {windows.horizon} steps of "
+            f"{cfg.schedule.tokens_per_step:,} tokens and would repeat from step {windows.horizon + 1}; "
+            "lower schedule.num_steps or set data.allow_repeat=true"
+        )
+    if cfg.evaluation.every is not None and cfg.evaluation.tokens >= corpus.val.num_tokens:
+        problems.append(
+            f"evaluation.tokens={cfg.evaluation.tokens}: the validation split has {corpus.val.num_tokens:,} "
+            "tokens, one more than the targets is needed"
+        )
+    return problems
+
+
+def validation(cfg: Config, corpus: Corpus, rows: int) -> Validation | None:
+    """The run's validation, or None where it is off."""
+    if cfg.evaluation.every is None:
+        return None
+    return Validation(corpus.val, cfg.evaluation.tokens, cfg.schedule.context_length, rows)
+
+
+def slot_count(cfg: Config) -> int:
+    """Optimizer state tensors per parameter, at most."""
+    groups = optimizers()[cfg.optimizer.kind].groups(cfg.optimizer)
+    return max(len(group.rule.slots) for group in groups)
+
+
+def torch_engine(cfg: Config, source: SourceFile | None, rows: int) -> Engine:
+    """Build the model at its seed and the PyTorch engine around it."""
+    from gpt2exp.engines.torch.backends.local import LocalBackend
+    from gpt2exp.engines.torch.engine import TorchEngine
+    from gpt2exp.models.build import build
+
+    return TorchEngine(
+        build(cfg.model, cfg.seed, source),
+        optimizers()[cfg.optimizer.kind].groups(cfg.optimizer),
+        LocalBackend(cfg.precision, cfg.hardware.threads),
+        micro_batch_size=rows,
+        max_grad_norm=max_grad_norm(cfg.optimizer),
+    )
+
+
+def record_of(cfg: Config, request: Request, parts: Parts, identity: Identity) -> dict[str, Any]:
+    """The first content of `run.json`."""
+    return {
+        "arm": cfg.arm,
+        "seed": cfg.seed,
+        "ids": readable_ids(cfg),
+        "digests": identity.digests,
+        "initial_weights_sha256": weights_digest(parts.engine.weights()),
+        "training": identity.training,
+        "measurement": identity.measurement,
+        "execution": identity.execution,
+        "choices": dict(request.choices),
+        "overrides": list(request.overrides),
+        "rows_per_step": derive(cfg).rows_per_step,
+        "corpus": plain(parts.inputs.corpus.record),
+        "model_file": str(parts.inputs.source.path) if parts.inputs.source else None,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "versions": {"gpt2exp": gpt2exp.__version__, **{name: installed(name) for name in VERSIONED}},
+    }
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def yaml_of(cfg: Config) -> str:
+    """The resolved configuration as `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.create(plain(cfg)))

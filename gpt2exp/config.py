@@ -1,0 +1,300 @@
+"""Configuration schemas: frozen dataclasses that Hydra composes against and every room reads.
+
+Imports neither torch, numpy nor pandas: composing a configuration must stay fast.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gpt2exp.optim.base import Recipe
+
+MISSING: Any = "???"
+
+
+class ModelSource(Enum):
+    """Whose code the model is."""
+
+    llmc = "llmc"
+    """karpathy/llm.c's `train_gpt2.py`, byte-identical, never patched."""
+    reference = "reference"
+    """Our own GPT-2 with the same names, initialisation and numerics; needs no download."""
+
+
+class Precision(Enum):
+    """Arithmetic of forward and backward; parameters and optimizer state stay fp32 under bf16."""
+
+    fp32 = "fp32"
+    fp64 = "fp64"
+    bf16 = "bf16"
+
+
+class Warmup(Enum):
+    """Form of the linear warm-up at update `it` (from 0)."""
+
+    upstream = "upstream"
+    """(it + 1) / warmup_steps: the full rate is reached at the last warm-up step (llm.c)."""
+    nanogpt = "nanogpt"
+    """(it + 1) / (warmup_steps + 1) (nanoGPT)."""
+
+
+class Decay(Enum):
+    """Shape of the learning rate after warm-up, from 1 down to `min_lr_ratio`."""
+
+    cosine = "cosine"
+    linear = "linear"
+    constant = "constant"
+
+
+class Order(Enum):
+    """Which tokens make up step `u`."""
+
+    exact_sequential = "exact_sequential"
+    """Tokens [u*W, (u+1)*W] of the concatenated training split, W = tokens_per_step."""
+    upstream_python = "upstream_python"
+    """The walk of upstream's DistributedDataLoader: windows never cross a shard, tails are dropped."""
+
+
+class Tokenizer(Enum):
+    """How text becomes integers."""
+
+    bytes = "bytes"
+    """UTF-8 bytes: vocabulary 256."""
+    chars = "chars"
+    """The distinct characters of the corpus in code-point order (nanoGPT's shakespeare_char)."""
+    gpt2 = "gpt2"
+    """GPT-2's byte-pair encoding: vocabulary 50,257; needs its vocabulary files."""
+    gpt2_bytes = "gpt2_bytes"
+    """Bytes written with the ids GPT-2 gives single bytes; needs no vocabulary files."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and source of the GPT; field names are nanoGPT's."""
+
+    label: str = MISSING
+    source: ModelSource = MISSING
+    path: str | None = None
+    n_layer: int = MISSING
+    n_head: int = MISSING
+    n_embd: int = MISSING
+    block_size: int = MISSING
+    vocab_size: int = MISSING
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The budget: how many updates of how many tokens, and the learning rate's shape over them."""
+
+    label: str = MISSING
+    num_steps: int = MISSING
+    warmup_steps: int | None = None
+    warmup_fraction: float | None = None
+    warmup: Warmup = Warmup.upstream
+    decay: Decay = Decay.cosine
+    min_lr_ratio: float = 0.0
+    tokens_per_step: int = MISSING
+    context_length: int = MISSING
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What every data set has: an order, and whether training may see a token twice."""
+
+    kind: str = MISSING
+    order: Order = Order.exact_sequential
+    window_tokens: int | None = None
+    allow_repeat: bool = False
+
+
+@dataclass(frozen=True)
+class StdlibData(DataConfig):
+    """Source files of the running interpreter's standard library, as bytes; no download."""
+
+    kind: str = "stdlib"
+    tokenizer: Tokenizer = Tokenizer.bytes
+    val_percent: int = 10
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class TextData(DataConfig):
+    """UTF-8 files or globs, concatenated in path order; the tail of the tokens is the validation split."""
+
+    kind: str = "text"
+    paths: tuple[str, ...] = MISSING
+    val_paths: tuple[str, ...] = ()
+    tokenizer: Tokenizer = Tokenizer.bytes
+    tokenizer_path: str | None = None
+    val_fraction: float = 0.1
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class ShakespeareData(DataConfig):
+    """Tiny Shakespeare as characters, first 90 % train (nanoGPT's shakespeare_char)."""
+
+    kind: str = "tinyshakespeare"
+    path: str | None = None
+    sha256: str = MISSING
+    url: str = MISSING
+    tokenizer: Tokenizer = Tokenizer.chars
+    val_fraction: float = 0.1
+    vocab_size: int | None = MISSING
+
+
+@dataclass(frozen=True)
+class ShardData(DataConfig):
+    """llm.c token shards: `.bin` files of uint16 tokens behind a 1,024-byte header."""
+
+    kind: str = "shards"
+    train: str = MISSING
+    val: str = MISSING
+    vocab_size: int = MISSING
+
+
+@dataclass(frozen=True)
+class SyntheticData(DataConfig):
+    """Tokens of an integer linear congruential generator: the same on every machine, for tests."""
+
+    kind: str = "synthetic"
+    vocab_size: int = MISSING
+    train_tokens: int = MISSING
+    val_tokens: int = MISSING
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """Where the arithmetic runs. Nothing here is science: it is compared, not hashed."""
+
+    kind: str = MISSING
+    devices: int = 1
+    micro_batch_size: int | None = None
+    threads: int | None = None
+    default_precision: Precision = Precision.fp32
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Validation at step 0, every `every` steps and the last step; `every: null` turns it off."""
+
+    every: int | None = MISSING
+    tokens: int = MISSING
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Save every `every` steps (null: only when stopping and at the end); keep the newest `keep`."""
+
+    every: int | None = 100
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """Results are read back, written and printed every `log_every` steps."""
+
+    log_every: int = 10
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Text generated at the end of a complete run; `tokens: 0` turns it off."""
+
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 40
+    prompt: str = "\n"
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Whether an existing run directory may be continued, and on what terms."""
+
+    enabled: bool = False
+    allow_inexact: bool = False
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """A non-finite update is gated; more than `patience` gated updates in a row end the run."""
+
+    patience: int = 10
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, complete and typed."""
+
+    model: ModelConfig = MISSING
+    optimizer: Recipe = MISSING
+    schedule: ScheduleConfig = MISSING
+    data: DataConfig = MISSING
+    hardware: HardwareConfig = MISSING
+    evaluation: EvaluationConfig = MISSING
+    seed: int = 42
+    precision: Precision = MISSING
+    arm: str = MISSING
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    stop_after_steps: int | None = None
+
+
+DATA_SCHEMAS: dict[str, type[DataConfig]] = {
+    schema.kind: schema for schema in (StdlibData, TextData, ShakespeareData, ShardData, SyntheticData)
+}
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from a configuration alone."""
+
+    rows_per_step: int
+    train_tokens: int
+    warmup_steps: int
+    evaluation_steps: tuple[int, ...]
+
+
+def derive(cfg: Config) -> Derived:
+    """Everything computed from the configuration; pure, so nothing derived is ever stored twice."""
+    schedule = cfg.schedule
+    return Derived(
+        rows_per_step=schedule.tokens_per_step // schedule.context_length,
+        train_tokens=schedule.num_steps * schedule.tokens_per_step,
+        warmup_steps=warmup_steps(schedule),
+        evaluation_steps=grid(cfg.evaluation.every, schedule.num_steps),
+    )
+
+
+def warmup_steps(schedule: ScheduleConfig) -> int:
+    """Warm-up length: as given, or the rounded fraction of `num_steps`."""
+    if schedule.warmup_steps is not None:
+        return schedule.warmup_steps
+    return round((schedule.warmup_fraction or 0.0) * schedule.num_steps)
+
+
+def grid(every: int | None, num_steps: int) -> tuple[int, ...]:
+    """Steps {0, multiples of `every`, last}; empty where `every` is None."""
+    if every is None:
+        return ()
+    return tuple(sorted({*range(0, num_steps + 1, every), num_steps}))
+
+
+def shipped(name: str) -> Path:
+    """Folder `name` (`conf`, `multirun_protocols`): inside the package when installed, else beside it."""
+    here = Path(__file__).resolve().parent
+    return here / name if (here / name).is_dir() else here.parent / name
+
+
+def cache_folder() -> Path:
+    """Where downloads and remembered file hashes live: `$GPT2EXP_CACHE`, else `~/.cache/gpt2exp`."""
+    chosen = os.environ.get("GPT2EXP_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "gpt2exp"

@@ -1,0 +1,1 @@
+"""Corpora as memory-mapped token streams, and which tokens make up each step."""

@@ -1,0 +1,1 @@
+"""Executors of the training step behind one small protocol."""

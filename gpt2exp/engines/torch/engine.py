@@ -1,0 +1,196 @@
+"""The PyTorch engine: accumulate over micro-batches, clip, gate, update in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+
+from gpt2exp.data.windows import Window
+from gpt2exp.engines.base import Array, EngineState, EvalRecord, UpdateRecord, mismatches
+from gpt2exp.engines.torch.backends.local import LocalBackend
+from gpt2exp.errors import ConfigError
+from gpt2exp.optim.base import GroupRule, TensorInfo
+from gpt2exp.optim.param_groups import assign
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+class TorchEngine:
+    """Trains `model` with the rules of `groups`; implements `gpt2exp.engines.base.Engine`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[GroupRule],
+        backend: LocalBackend,
+        *,
+        micro_batch_size: int,
+        max_grad_norm: float,
+    ) -> None:
+        self.backend = backend
+        self.micro_batch_size = micro_batch_size
+        self.max_grad_norm = max_grad_norm
+        self.model = backend.place(model)
+        self.params = dict(self.model.named_parameters())
+        assert_tied(self.model)
+        self.groups = assign(groups, [TensorInfo(n, tuple(p.shape)) for n, p in self.params.items()])
+        self.slots = {
+            (group.name, slot): [torch.zeros_like(self.params[t.name]) for t in group.tensors]
+            for group in self.groups
+            for slot in group.rule.slots
+        }
+        self.step = 0
+        self._records: list[UpdateRecord] = []
+
+    def update(self, step: int, window: Window, lr_factor: float) -> None:
+        """One update from the mean gradient over the window's rows."""
+        loss = self._accumulate(window)
+        grads = [p.grad for p in self.params.values() if p.grad is not None]
+        norm = get_total_norm(grads)
+        gated = not (math.isfinite(loss) and math.isfinite(norm.item()))
+        clip_coef = self._clip(grads, norm) if not gated else 1.0
+        scalars = {group.name: group.rule.step_scalars(step, lr_factor) for group in self.groups}
+        if not gated:
+            self._apply(scalars)
+        self.model.zero_grad(set_to_none=True)
+        self.step = step
+        lr = {name: values["lr"] for name, values in scalars.items()}
+        self._records.append(UpdateRecord(step, loss, norm.item(), clip_coef, lr, gated))
+
+    def drain(self) -> list[UpdateRecord]:
+        """Records since the last drain."""
+        records, self._records = self._records, []
+        return records
+
+    @torch.no_grad()
+    def evaluate(self, windows: Iterable[Window]) -> EvalRecord:
+        """Per-token losses are fp32 (fp64 under fp64), their sums float64."""
+        loss_sum, wrong, tokens, batch_means = 0.0, 0, 0, []
+        self.model.eval()
+        for inputs_BT, targets_BT in self._micro_batches(windows):
+            with self.backend.autocast():
+                logits_BTV, mean_loss = self.model(inputs_BT, targets_BT)
+            logits_NV, targets_N = _at_least_fp32(logits_BTV.flatten(0, 1)), targets_BT.flatten()
+            losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
+            loss_sum += losses_N.double().sum().item()
+            wrong += int((logits_NV.argmax(dim=-1) != targets_N).sum())
+            tokens += targets_N.numel()
+            batch_means.append(mean_loss.item())
+        self.model.train()
+        return EvalRecord(loss_sum, wrong, tokens, float(np.mean(batch_means)))
+
+    @torch.no_grad()
+    def logits(self, tokens_T: Array) -> Array:
+        """Next-token logits_V in float64."""
+        with self.backend.autocast():
+            logits_BTV, _ = self.model(self.backend.shard(np.asarray(tokens_T, dtype=np.int64)[None, :]))
+        return np.asarray(logits_BTV[0, -1].double().cpu().numpy())
+
+    def weights(self) -> dict[str, Array]:
+        """Copies, in the model's parameter order."""
+        return {name: _copy(p) for name, p in self.params.items()}
+
+    def state(self) -> EngineState:
+        """Copies of weights and slots."""
+        slots = {name: _copy(tensor) for name, tensor in self._named_slots()}
+        return EngineState(self.step, self.weights(), slots)
+
+    def load(self, state: EngineState) -> None:
+        """Continue from `state`.
+
+        Raises:
+            ConfigError: naming every tensor that is missing, foreign, or of another shape or dtype.
+        """
+        slots = dict(self._named_slots())
+        problems = mismatches("weight", state.weights, _signature(self.params))
+        problems += mismatches("slot", state.slots, _signature(slots))
+        if problems:
+            raise ConfigError(problems)
+        with torch.no_grad():
+            for name, tensor in {**self.params, **slots}.items():
+                tensor.copy_(torch.from_numpy({**state.weights, **state.slots}[name]))
+        self.step = state.step
+        self._records.clear()
+
+    def executors(self) -> dict[str, Any]:
+        """Engine, backend, micro-batch."""
+        return {
+            "engine": "torch",
+            **self.backend.executors(),
+            "micro_batch_size": self.micro_batch_size,
+            "numpy": np.__version__,
+        }
+
+    def close(self) -> None:
+        """Nothing to release on a local device."""
+
+    def _accumulate(self, window: Window) -> float:
+        batches = list(self._micro_batches([window]))
+        total = torch.zeros((), device=self.backend.device)
+        for inputs_BT, targets_BT in batches:
+            with self.backend.autocast():
+                _, loss = self.model(inputs_BT, targets_BT, return_logits=False)
+                share = loss / len(batches)
+            total = total + share.detach()
+            share.backward()
+        return float(total.item())
+
+    def _clip(self, grads: list[torch.Tensor], norm: torch.Tensor) -> float:
+        if not self.max_grad_norm:
+            return 1.0
+        coef = torch.clamp(self.max_grad_norm / (norm + CLIP_EPSILON), max=1.0)
+        clip_coef = float(coef.item())
+        if clip_coef != 1.0:
+            torch._foreach_mul_(grads, coef)
+        return clip_coef
+
+    @torch.no_grad()
+    def _apply(self, scalars: dict[str, dict[str, float]]) -> None:
+        for group in self.groups:
+            params = [self.params[tensor.name] for tensor in group.tensors]
+            grads = [_gradient(p) for p in params]
+            slots = {slot: self.slots[group.name, slot] for slot in group.rule.slots}
+            group.rule.update(self.backend.ops, params, grads, slots, scalars[group.name])
+
+    def _micro_batches(self, windows: Iterable[Window]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for window in windows:
+            inputs_NT, targets_NT = self.backend.shard(window.inputs_NT), self.backend.shard(window.targets_NT)
+            yield from zip(
+                inputs_NT.split(self.micro_batch_size), targets_NT.split(self.micro_batch_size), strict=True
+            )
+
+    def _named_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for group in self.groups:
+            for slot in group.rule.slots:
+                for tensor, value in zip(group.tensors, self.slots[group.name, slot], strict=True):
+                    yield f"{slot}/{tensor.name}", value
+
+
+def assert_tied(model: nn.Module) -> None:
+    """The embedding and the output head must stay one tensor whatever moved the model."""
+    assert model.get_parameter("transformer.wte.weight") is model.get_parameter("lm_head.weight"), "untied"
+
+
+def _at_least_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+
+
+def _gradient(p: torch.Tensor) -> torch.Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
+def _copy(tensor: torch.Tensor) -> Array:
+    return np.array(tensor.detach().cpu().numpy(), copy=True)
+
+
+def _signature(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[Any, Any]]:
+    return {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}

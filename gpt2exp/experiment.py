@@ -1,0 +1,171 @@
+"""The story of a run: inputs, engine, identity, claim, training, sample, done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2exp import rundir
+from gpt2exp.config import Config
+from gpt2exp.errors import Gpt2ExpError, NumericalError, StoppedError, StorageError
+from gpt2exp.identity import Identity, identify
+from gpt2exp.rundir import RunDirectory, Status
+
+if TYPE_CHECKING:
+    from gpt2exp.assembly import Parts
+    from gpt2exp.train.loop import Loop
+    from gpt2exp.train.progress import Progress
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where a run goes and what was asked for, for the record."""
+
+    directory: Path
+    choices: Mapping[str, Any]
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def from_hydra(cls, hydra: Any) -> Request:
+        """From `HydraConfig.get()` inside a task."""
+        choices = {k: v for k, v in hydra.runtime.choices.items() if "/" not in k}
+        return cls(Path(hydra.runtime.output_dir), choices, tuple(hydra.overrides.task))
+
+
+def run(cfg: Config, request: Request) -> float | None:
+    """Train one run to its end; the final validation loss, if there is one.
+
+    Raises:
+        Gpt2ExpError: refused, stopped or failed; the run directory says why.
+    """
+    from gpt2exp.assembly import assemble
+
+    resuming = cfg.resume.enabled and rundir.is_run(request.directory)
+    try:
+        if not resuming:
+            rundir.check_unused(request.directory)
+        parts = assemble(cfg, request.directory)
+        identity = identify(cfg, parts.inputs.record, parts.engine.executors())
+        directory = open_directory(cfg, request, parts, identity, resuming)
+    except Gpt2ExpError:
+        rundir.discard_if_empty(request.directory)
+        raise
+    try:
+        return train(cfg, parts, directory, identity)
+    finally:
+        parts.engine.close()
+        directory.close()
+
+
+def open_directory(
+    cfg: Config, request: Request, parts: Parts, identity: Identity, resuming: bool
+) -> RunDirectory:
+    """Claim a new directory, or reopen the run that is being resumed."""
+    from gpt2exp.assembly import record_of, yaml_of
+    from gpt2exp.train.resume import check_same_run
+
+    if not resuming:
+        return RunDirectory.claim(request.directory, record_of(cfg, request, parts, identity), yaml_of(cfg))
+    directory = RunDirectory.reopen(request.directory)
+    try:
+        check_same_run(directory, identity, cfg.resume.allow_inexact)
+    except Gpt2ExpError:
+        directory.close()
+        raise
+    return directory
+
+
+def train(cfg: Config, parts: Parts, directory: RunDirectory, identity: Identity) -> float | None:
+    """One attempt: restore or start, loop, sample, and a status whatever happens."""
+    from gpt2exp.train import resume
+    from gpt2exp.train.interrupt import stop_on_signals
+
+    if directory.record["status"] == Status.complete.name:
+        print(f"{directory.path}: complete already, nothing to do")
+        return final_loss(directory)
+    with stop_on_signals() as stop, recording(directory), resume.progress(cfg, directory) as progress:
+        loop = resume.start(cfg, parts, directory, identity, progress, stop)
+        introduce(progress, cfg, parts, directory)
+        progress.start()
+        loop.train()
+        progress.close_bar()
+        conclude(cfg, parts, loop, progress)
+        directory.set_status(Status.complete, final_val_loss=final_loss(directory))
+    return final_loss(directory)
+
+
+@contextmanager
+def recording(directory: RunDirectory) -> Iterator[None]:
+    """Whatever ends the attempt, `run.json` says so."""
+    try:
+        yield
+    except StoppedError as error:
+        paused = str(error).startswith("stop_after_steps")
+        directory.set_status(Status.paused if paused else Status.stopped, str(error))
+        raise StoppedError(
+            f"{'paused' if paused else 'stopped'} ({error}); continue with gpt2exp resume {directory.path}"
+        ) from None
+    except KeyboardInterrupt:
+        directory.set_status(Status.stopped, "interrupted twice: the newest checkpoint stands")
+        raise
+    except (NumericalError, StorageError) as error:
+        _try_status(directory, str(error))
+        raise
+    except OSError as error:
+        _try_status(directory, str(error))
+        raise StorageError(f"{directory.path}: {error}; earlier checkpoints are intact") from error
+    except BaseException as error:
+        _try_status(directory, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _try_status(directory: RunDirectory, reason: str) -> None:
+    """A full disk must not hide the first error behind a second one."""
+    try:
+        directory.set_status(Status.failed, reason)
+    except OSError:
+        pass
+
+
+def introduce(progress: Progress, cfg: Config, parts: Parts, directory: RunDirectory) -> None:
+    """The first lines of a run."""
+    from gpt2exp.projection import parameter_count
+
+    executors = parts.engine.executors()
+    progress.say(
+        f"{cfg.model.label} ({cfg.model.source.name}, {parameter_count(cfg.model):,} parameters), "
+        f"{cfg.optimizer.label}, seed {cfg.seed}, {cfg.data.kind}"
+    )
+    progress.say(
+        f"{cfg.schedule.num_steps} steps of {cfg.schedule.tokens_per_step:,} tokens, context "
+        f"{cfg.schedule.context_length}, {cfg.precision.name} on {executors['device']} "
+        f"({executors['threads']} threads, micro-batch {executors['micro_batch_size']})"
+    )
+    for note in parts.inputs.notes:
+        progress.say(note)
+    progress.say(f"run directory {directory.path}")
+
+
+def conclude(cfg: Config, parts: Parts, loop: Loop, progress: Progress) -> None:
+    """The last lines: the loss beside the unigram entropy, and a sample."""
+    from gpt2exp.train.sample import sample
+
+    rows = rundir.read_rows(loop.run.path, "evaluations")
+    if loop.validation is not None and rows and rows[-1]["val_loss"] is not None:
+        progress.say(
+            f"final val loss {rows[-1]['val_loss']:.4f} nats a token; unigram entropy of the same tokens "
+            f"{loop.validation.unigram_entropy():.4f}: what a model that ignores context could reach"
+        )
+    codec = parts.inputs.corpus.tokenizer
+    if cfg.sample.tokens and codec is not None:
+        text = sample(parts.engine, codec, cfg.sample, cfg.schedule.context_length, cfg.seed)
+        progress.say(f"sample:\n{text}")
+
+
+def final_loss(directory: RunDirectory) -> float | None:
+    """The last validation loss of a run."""
+    rows = rundir.read_rows(directory.path, "evaluations")
+    return rows[-1]["val_loss"] if rows else None

@@ -1,0 +1,1 @@
+"""Optimizers: one file each, found by the registry; torch is imported only inside functions."""

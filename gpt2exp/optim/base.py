@@ -1,0 +1,82 @@
+"""What an optimizer is made of: a recipe (its config schema) and a rule for each parameter group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpt2exp.optim.ops import Ops
+
+Scalars = Mapping[str, float]
+"""The numbers of one step: host float64 values, the same for every engine."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Base of every optimizer's configuration; `kind` picks the rule, `label` names the arm."""
+
+    kind: str = "???"
+    label: str = "???"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What ownership rules may look at: upstream's parameter name and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def hidden_matrix(self) -> bool:
+        """True for the weight matrices inside the blocks (48 of them in GPT-2)."""
+        return len(self.shape) == 2 and ".h." in self.name
+
+
+class Rule(Protocol):
+    """An in-place update over one whole parameter group."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the per-parameter state tensors, all starting at zero."""
+
+    def step_scalars(self, step: int, lr_factor: float) -> dict[str, float]:
+        """Numbers of update `step` (counted from 1) under the schedule's factor."""
+
+    def update(
+        self,
+        ops: Ops,
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        slots: Mapping[str, Sequence[torch.Tensor]],
+        scalars: Mapping[str, Any],
+    ) -> None:
+        """Move `params` and `slots` in place; `grads` may be overwritten."""
+
+
+@dataclass(frozen=True)
+class GroupRule:
+    """One ordered ownership rule: the first group whose `owns` accepts a tensor gets it."""
+
+    name: str
+    owns: Callable[[TensorInfo], bool]
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A registry entry: how `kind` is configured and how it splits and updates the parameters."""
+
+    kind: str
+    recipe: type[Recipe]
+    groups: Callable[[Any], tuple[GroupRule, ...]]
+    check: Callable[[Any], list[str]] = lambda recipe: []
+    """Problems of a recipe's values, one line each, as `optimizer.<key>=<found>: <what is right>`."""
+
+
+def max_grad_norm(recipe: Recipe) -> float:
+    """Global-norm clip of a recipe (0 turns clipping off); recipes without the key do not clip."""
+    return float(getattr(recipe, "max_grad_norm", 0.0))

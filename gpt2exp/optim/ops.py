@@ -1,0 +1,56 @@
+"""Operations whose best form depends on the backend; rules are written against these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+TILE_ELEMENTS = 1 << 17
+"""Elements of a tile: four fp32 operands and a temporary of this size stay in a core's L2 and L3 share."""
+
+
+class Ops(Protocol):
+    """What an update rule may ask of its backend."""
+
+    def tiles(self, *operands: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Matching pieces of each operand list, for rules that work element by element."""
+
+    def subtract_ratio(
+        self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: Any
+    ) -> None:
+        """p <- p - scale * numerator / denominator, in place; `denominator` may be overwritten."""
+
+    def subtract_scaled(self, p: torch.Tensor, u: torch.Tensor, scale: Any) -> None:
+        """p <- p - scale * u, in place."""
+
+
+class HostOps:
+    """For devices that take scalars as Python floats (CPU, CUDA, MPS)."""
+
+    def __init__(self, tile_elements: int = TILE_ELEMENTS) -> None:
+        self.tile_elements = tile_elements
+
+    def tiles(self, *operands: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Cache-sized flat views of contiguous CPU tensors, whole tensors otherwise.
+
+        The arithmetic is element by element, so cutting changes no bit; it saves the trips to memory
+        that separate passes over a large tensor would make.
+        """
+        for tensors in zip(*operands, strict=True):
+            if tensors[0].device.type == "cpu" and all(tensor.is_contiguous() for tensor in tensors):
+                yield from zip(*(tensor.view(-1).split(self.tile_elements) for tensor in tensors), strict=True)
+            else:
+                yield tensors
+
+    def subtract_ratio(
+        self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: float
+    ) -> None:
+        """p <- p - scale * numerator / denominator."""
+        p.addcdiv_(numerator, denominator, value=-scale)
+
+    def subtract_scaled(self, p: torch.Tensor, u: torch.Tensor, scale: float) -> None:
+        """p <- p - scale * u."""
+        p.add_(u, alpha=-scale)

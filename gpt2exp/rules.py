@@ -1,0 +1,203 @@
+"""Rules between configuration values; each line names the value found and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gpt2exp.config import (
+    Config,
+    ModelSource,
+    Order,
+    Precision,
+    ShakespeareData,
+    StdlibData,
+    SyntheticData,
+    TextData,
+    Tokenizer,
+    derive,
+    warmup_steps,
+)
+from gpt2exp.optim.registry import optimizers
+
+MAX_VOCABULARY = 65_535
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What a hardware kind can do; `optimizers` None means every kind."""
+
+    precisions: tuple[Precision, ...]
+    max_devices: int
+    optimizers: tuple[str, ...] | None = None
+
+
+ENGINES = {"cpu": EngineLimits((Precision.fp32, Precision.fp64, Precision.bf16), max_devices=1)}
+
+
+def cross_field_problems(cfg: Config) -> list[str]:
+    """Every broken rule, one line each."""
+    ranges = list(_range_problems(cfg))
+    if ranges:
+        return ranges
+    return [problem for rule in RULES for problem in rule(cfg)]
+
+
+def _range_problems(cfg: Config) -> Iterator[str]:
+    """Single values out of range; the rules between values divide by some of these."""
+    at_least = {
+        1: ("model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.vocab_size",
+            "schedule.num_steps", "schedule.tokens_per_step", "schedule.context_length", "hardware.devices",
+            "hardware.micro_batch_size", "hardware.threads", "evaluation.every", "checkpoint.every",
+            "logging.log_every", "stop_after_steps", "data.window_tokens", "data.vocab_size",
+            "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k"),
+        0: ("seed", "schedule.warmup_steps", "evaluation.tokens", "checkpoint.keep", "sample.tokens",
+            "gate.patience"),
+    }  # fmt: skip
+    for least, keys in at_least.items():
+        for key in keys:
+            value = _get(cfg, key)
+            if isinstance(value, int) and value < least:
+                yield f"{key}={value}: must be at least {least}"
+    if cfg.seed >= 2**63:
+        yield f"seed={cfg.seed}: must be below 2^63"
+    yield from _fraction("schedule.min_lr_ratio", cfg.schedule.min_lr_ratio, closed=True)
+    if cfg.sample.temperature <= 0:
+        yield f"sample.temperature={cfg.sample.temperature:g}: must be greater than 0"
+
+
+def _get(cfg: object, key: str) -> object:
+    for part in key.split("."):
+        cfg = getattr(cfg, part, None)
+    return cfg
+
+
+def _fraction(key: str, value: float, closed: bool = False) -> Iterator[str]:
+    inside = 0 <= value <= 1 if closed else 0 < value < 1
+    if not inside:
+        yield f"{key}={value:g}: must lie {'in [0, 1]' if closed else 'between 0 and 1'}"
+
+
+def _model(cfg: Config) -> Iterator[str]:
+    model = cfg.model
+    if model.n_embd % model.n_head:
+        yield f"model.n_head={model.n_head}: must divide model.n_embd={model.n_embd}"
+    if model.vocab_size > MAX_VOCABULARY:
+        yield f"model.vocab_size={model.vocab_size}: at most {MAX_VOCABULARY} fit the uint16 token format"
+    if model.source is ModelSource.llmc and not model.bias:
+        yield "model.bias=false: upstream's GPT always has biases; use model.source=reference"
+    if model.source is ModelSource.reference and model.path is not None:
+        yield f"model.path={model.path}: only model.source=llmc reads a file"
+
+
+def _schedule(cfg: Config) -> Iterator[str]:
+    schedule = cfg.schedule
+    context, tokens = schedule.context_length, schedule.tokens_per_step
+    if context > cfg.model.block_size:
+        yield f"schedule.context_length={context}: at most model.block_size={cfg.model.block_size}"
+    if tokens % context:
+        yield f"schedule.tokens_per_step={tokens}: must be a multiple of schedule.context_length={context}"
+    if (schedule.warmup_steps is None) == (schedule.warmup_fraction is None):
+        yield "schedule.warmup_steps and schedule.warmup_fraction: give exactly one, null the other"
+        return
+    if schedule.warmup_fraction is not None and not 0 <= schedule.warmup_fraction < 1:
+        yield f"schedule.warmup_fraction={schedule.warmup_fraction:g}: must lie in [0, 1)"
+    elif warmup_steps(schedule) >= schedule.num_steps:
+        yield (
+            f"schedule.warmup_steps={warmup_steps(schedule)}: must be less than "
+            f"schedule.num_steps={schedule.num_steps}"
+        )
+
+
+def _batch(cfg: Config) -> Iterator[str]:
+    rows, hardware = derive(cfg).rows_per_step, cfg.hardware
+    micro = hardware.micro_batch_size or 1
+    if rows and rows % (hardware.devices * micro):
+        yield (
+            f"hardware.micro_batch_size={micro} x hardware.devices={hardware.devices}: must divide the "
+            f"{rows} rows of a step (tokens_per_step / context_length)"
+        )
+
+
+def _data(cfg: Config) -> Iterator[str]:
+    data, schedule = cfg.data, cfg.schedule
+    vocabulary = data_vocabulary(cfg)
+    if vocabulary is not None and vocabulary > cfg.model.vocab_size:
+        yield (
+            f"model.vocab_size={cfg.model.vocab_size}: smaller than the vocabulary of data={data.kind} "
+            f"({vocabulary})"
+        )
+    if data.order is Order.exact_sequential and data.window_tokens is not None:
+        yield f"data.window_tokens={data.window_tokens}: only data.order=upstream_python reads it"
+    window = data.window_tokens or schedule.tokens_per_step
+    if schedule.tokens_per_step % window or window % schedule.context_length:
+        yield (
+            f"data.window_tokens={window}: must divide schedule.tokens_per_step={schedule.tokens_per_step} "
+            f"and be a multiple of schedule.context_length={schedule.context_length}"
+        )
+    if isinstance(data, TextData | ShakespeareData):
+        yield from _fraction("data.val_fraction", data.val_fraction)
+    if isinstance(data, StdlibData) and data.val_percent >= 100:
+        yield f"data.val_percent={data.val_percent}: must be below 100"
+    if isinstance(data, StdlibData) and data.tokenizer is Tokenizer.chars:
+        yield "data.tokenizer=chars: data=stdlib is read as bytes, gpt2 or gpt2_bytes"
+
+
+def data_vocabulary(cfg: Config) -> int | None:
+    """Vocabulary of the data as far as the configuration tells: characters are known after reading."""
+    declared = getattr(cfg.data, "vocab_size", None)
+    if declared is not None:
+        return int(declared)
+    sizes = {Tokenizer.bytes: 256, Tokenizer.gpt2: 50_257, Tokenizer.gpt2_bytes: 50_257}
+    return sizes.get(getattr(cfg.data, "tokenizer", Tokenizer.chars))
+
+
+def _evaluation(cfg: Config) -> Iterator[str]:
+    evaluation, context = cfg.evaluation, cfg.schedule.context_length
+    if evaluation.every is None:
+        return
+    if evaluation.tokens < 1 or evaluation.tokens % context:
+        yield (
+            f"evaluation.tokens={evaluation.tokens}: must be a positive multiple of "
+            f"schedule.context_length={context}"
+        )
+    if isinstance(cfg.data, SyntheticData) and evaluation.tokens >= cfg.data.val_tokens:
+        yield (
+            f"evaluation.tokens={evaluation.tokens}: the split has {cfg.data.val_tokens} tokens, so at most "
+            f"{cfg.data.val_tokens - 1} targets"
+        )
+
+
+def _optimizer(cfg: Config) -> Iterator[str]:
+    yield from optimizers()[cfg.optimizer.kind].check(cfg.optimizer)
+
+
+def _engine(cfg: Config) -> Iterator[str]:
+    kind = cfg.hardware.kind
+    if kind not in ENGINES:
+        yield f"hardware.kind={kind}: unknown (known: {', '.join(ENGINES)})"
+        return
+    limits = ENGINES[kind]
+    if cfg.precision not in limits.precisions:
+        offered = ", ".join(precision.name for precision in limits.precisions)
+        yield f"precision={cfg.precision.name}: hardware={kind} offers {offered}"
+    if cfg.hardware.devices > limits.max_devices:
+        yield f"hardware.devices={cfg.hardware.devices}: hardware={kind} has at most {limits.max_devices}"
+    if limits.optimizers is not None and cfg.optimizer.kind not in limits.optimizers:
+        yield (
+            f"hardware={kind} has no form of optimizer '{cfg.optimizer.kind}' "
+            f"(has: {', '.join(limits.optimizers)}); use hardware=cpu"
+        )
+
+
+def _names(cfg: Config) -> Iterator[str]:
+    for key, value in (("arm", cfg.arm), ("optimizer.label", cfg.optimizer.label), ("model.label", cfg.model.label)):
+        if not NAME.fullmatch(value):
+            yield f"{key}={value!r}: use letters, digits, '.', '_' and '-', at most 64"
+
+
+RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _model, _schedule, _batch, _data, _evaluation, _optimizer, _engine, _names,
+)  # fmt: skip

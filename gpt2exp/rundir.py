@@ -1,0 +1,260 @@
+"""A run's directory: the only module that knows its file names and formats.
+
+    run.json            status, digests, tiers, attempts, versions (rewritten atomically)
+    config.yaml         the resolved configuration
+    metrics.jsonl       one row an update: deterministic
+    evaluations.jsonl   one row an evaluation: deterministic
+    timing.jsonl        seconds by phase
+    events.jsonl        what happened, in order
+    train.log           what was printed
+    checkpoints/        see gpt2exp.train.checkpoint
+    attempts/N/         rows that attempt N wrote after the checkpoint that a later attempt resumed from
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from gpt2exp import atomic
+from gpt2exp.errors import RefusedError, StorageError
+
+ROW_FILES = ("metrics", "evaluations", "timing", "events")
+SCHEMA_VERSION = 1
+
+
+class Status(Enum):
+    """Where a run stands."""
+
+    claimed = "claimed"
+    running = "running"
+    paused = "paused"
+    stopped = "stopped"
+    failed = "failed"
+    complete = "complete"
+
+
+class RunDirectory:
+    """An open, locked run directory; close it to release the lock."""
+
+    def __init__(self, path: Path, lock: FileLock, record: dict[str, Any]) -> None:
+        self.path = path
+        self.record = record
+        self._lock = lock
+        self._rows: dict[str, IO[bytes]] = {}
+
+    @classmethod
+    def claim(cls, path: Path, record: Mapping[str, Any], config_yaml: str) -> RunDirectory:
+        """Take an unused directory exclusively and write its first `run.json`.
+
+        Raises:
+            RefusedError: the directory is used already.
+        """
+        check_unused(path)
+        lock = _locked(path)
+        try:
+            (path / "run.json").open("x").close()
+        except FileExistsError:
+            lock.release()
+            raise RefusedError(used_message(path)) from None
+        run = cls(path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []})
+        atomic.write_text(path / "config.yaml", config_yaml)
+        run.save()
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """Open an existing run to continue it.
+
+        Raises:
+            RefusedError: another process holds it.
+            StorageError: its `run.json` is missing or damaged.
+        """
+        read_record(path)
+        lock = _locked(path)
+        return cls(path, lock, read_record(path))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def attempt(self) -> int:
+        """Number of the current attempt, from 1."""
+        return len(self.record["attempts"])
+
+    @property
+    def log_file(self) -> Path:
+        """Where printed lines are kept."""
+        return self.path / "train.log"
+
+    def begin_attempt(self, details: Mapping[str, Any]) -> None:
+        """Record a new attempt and set the status to running."""
+        self.record["attempts"].append({"attempt": self.attempt + 1, "started": now(), **details})
+        self.set_status(Status.running)
+
+    def set_status(self, status: Status, reason: str | None = None, **more: Any) -> None:
+        """Publish a new status; `more` goes into the record."""
+        self.record.update(status=status.name, reason=reason, updated=now(), **more)
+        if status is not Status.running and self.record["attempts"]:
+            self.record["attempts"][-1].update(ended=now(), status=status.name, reason=reason)
+        self.save()
+
+    def save(self) -> None:
+        """Rewrite `run.json` atomically."""
+        atomic.write_json(self.path / "run.json", self.record)
+
+    def append(self, kind: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to `<kind>.jsonl`, each one line of strict JSON, handed to the system at once."""
+        file = self._open(kind)
+        for row in rows:
+            file.write(json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        file.flush()
+
+    def event(self, name: str, **details: Any) -> None:
+        """Add a row to `events.jsonl`."""
+        self.append("events", [{"event": name, "time": now(), "attempt": self.attempt, **details}])
+
+    def sync_rows(self) -> dict[str, int]:
+        """Force all rows to disk; their byte offsets, for a checkpoint to remember."""
+        offsets = {}
+        for kind in ROW_FILES:
+            file = self._open(kind)
+            file.flush()
+            os.fsync(file.fileno())
+            offsets[kind] = file.tell()
+        return offsets
+
+    def rewind(self, offsets: Mapping[str, int]) -> None:
+        """Cut the row files at `offsets` (absent = 0); what is cut moves to `attempts/<last attempt>/`.
+
+        Events are never cut: they tell what happened.
+        """
+        self._close_rows()
+        for kind in (kind for kind in ROW_FILES if kind != "events"):
+            self._rewind_file(kind, offsets.get(kind, 0))
+
+    def _rewind_file(self, kind: str, offset: int) -> None:
+        path = self.path / f"{kind}.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size < offset:
+            raise StorageError(
+                f"{path}: {size} bytes, but the checkpoint was written after {offset}; rows are missing, "
+                "so the run cannot be continued from here"
+            )
+        if size == offset:
+            return
+        kept = self.path / "attempts" / str(self.attempt)
+        kept.mkdir(parents=True, exist_ok=True)
+        data = path.read_bytes()
+        atomic.write_bytes(kept / f"{kind}.jsonl", data[offset:])
+        atomic.write_bytes(path, data[:offset])
+
+    def close(self) -> None:
+        """Close the row files and release the lock."""
+        self._close_rows()
+        self._lock.release()
+
+    def _open(self, kind: str) -> IO[bytes]:
+        assert kind in ROW_FILES, kind
+        if kind not in self._rows:
+            self._rows[kind] = (self.path / f"{kind}.jsonl").open("ab")
+        return self._rows[kind]
+
+    def _close_rows(self) -> None:
+        for file in self._rows.values():
+            file.close()
+        self._rows.clear()
+
+
+def check_unused(path: Path) -> None:
+    """Refuse a directory that holds anything.
+
+    Raises:
+        RefusedError: saying how to continue it or where else to go.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise RefusedError(f"{path}: a run directory must be a folder of its own, not a link or a file")
+    if path.is_dir() and any(entry.name != ".lock" for entry in path.iterdir()):
+        raise RefusedError(used_message(path))
+
+
+def used_message(path: Path) -> str:
+    """What to say about a directory in use."""
+    if (path / "run.json").exists():
+        return f"{path}: holds a run already; continue it with gpt2exp resume {path}, or set another hydra.run.dir"
+    return f"{path}: not empty and not a run; set another hydra.run.dir"
+
+
+def discard_if_empty(path: Path) -> None:
+    """Remove the directory that Hydra made for a run that was refused before it began."""
+    for folder in (path, path.parent, path.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run directory."""
+    return (path / "run.json").is_file()
+
+
+def find_runs(path: Path) -> list[Path]:
+    """Run directories at or below `path`, sorted."""
+    if is_run(path):
+        return [path]
+    return sorted(file.parent for file in path.rglob("run.json"))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of `run.json`.
+
+    Raises:
+        StorageError: missing, damaged, or written by a newer version.
+    """
+    file = path / "run.json"
+    try:
+        record = atomic.read_json(file)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no run.json there; expected a run directory") from None
+    except ValueError as error:
+        raise StorageError(f"{file}: not readable JSON ({error}); the run was killed while it was claimed") from None
+    if not isinstance(record, dict) or record.get("schema", 0) > SCHEMA_VERSION:
+        raise StorageError(f"{file}: written by a newer gpt2exp (schema {record.get('schema')})")
+    return record
+
+
+def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Rows of `<kind>.jsonl`; an unterminated last line (a write that was cut) is left out."""
+    file = path / f"{kind}.jsonl"
+    return list(_rows_of(file.read_bytes())) if file.exists() else []
+
+
+def _rows_of(data: bytes) -> Iterator[dict[str, Any]]:
+    complete, _, _ = data.rpartition(b"\n")
+    for line in complete.splitlines():
+        yield json.loads(line)
+
+
+def now() -> str:
+    """UTC time, to the second, as recorded everywhere."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _locked(path: Path) -> FileLock:
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RefusedError(f"{path}: another process is running it") from None
+    return lock

@@ -1,0 +1,1 @@
+"""Our numbers against independent executors: upstream's script first."""
