@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
@@ -27,6 +28,8 @@ from gpt2exp import atomic
 from gpt2exp.errors import RefusedError, StorageError
 
 ROW_FILES = ("metrics", "evaluations", "timing", "events")
+LEFTOVERS = re.compile(r"\.lock|config\.yaml|\..*\.part")
+"""What a process killed while claiming may leave: nothing was trained yet, so it may be claimed again."""
 SCHEMA_VERSION = 1
 
 
@@ -57,13 +60,12 @@ class RunDirectory:
         Raises:
             RefusedError: the directory is used already.
         """
-        check_unused(path)
         lock = _locked(path)
         try:
-            (path / "run.json").open("x").close()
-        except FileExistsError:
+            check_unused(path)
+        except RefusedError:
             lock.release()
-            raise RefusedError(used_message(path)) from None
+            raise
         run = cls(path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []})
         atomic.write_text(path / "config.yaml", config_yaml)
         run.save()
@@ -78,8 +80,9 @@ class RunDirectory:
             StorageError: its `run.json` is missing or damaged.
         """
         read_record(path)
-        lock = _locked(path)
-        return cls(path, lock, read_record(path))
+        run = cls(path, _locked(path), read_record(path))
+        run.trim_events()
+        return run
 
     @property
     def checkpoints(self) -> Path:
@@ -90,6 +93,11 @@ class RunDirectory:
     def attempt(self) -> int:
         """Number of the current attempt, from 1."""
         return len(self.record["attempts"])
+
+    @property
+    def set_aside(self) -> Path:
+        """Where what the last attempt wrote, and this one does not continue, is kept."""
+        return self.path / "attempts" / str(self.attempt)
 
     @property
     def log_file(self) -> Path:
@@ -133,6 +141,13 @@ class RunDirectory:
             offsets[kind] = file.tell()
         return offsets
 
+    def trim_events(self) -> None:
+        """Drop a last event that a kill cut in two: the next one must not be glued to it."""
+        file = self.path / "events.jsonl"
+        data = file.read_bytes() if file.exists() else b""
+        if data and not data.endswith(b"\n"):
+            atomic.write_bytes(file, data[: data.rfind(b"\n") + 1])
+
     def rewind(self, offsets: Mapping[str, int]) -> None:
         """Cut the row files at `offsets` (absent = 0); what is cut moves to `attempts/<last attempt>/`.
 
@@ -152,10 +167,9 @@ class RunDirectory:
             )
         if size == offset:
             return
-        kept = self.path / "attempts" / str(self.attempt)
-        kept.mkdir(parents=True, exist_ok=True)
+        self.set_aside.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes()
-        atomic.write_bytes(kept / f"{kind}.jsonl", data[offset:])
+        atomic.write_bytes(self.set_aside / f"{kind}.jsonl", data[offset:])
         atomic.write_bytes(path, data[:offset])
 
     def close(self) -> None:
@@ -183,7 +197,7 @@ def check_unused(path: Path) -> None:
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise RefusedError(f"{path}: a run directory must be a folder of its own, not a link or a file")
-    if path.is_dir() and any(entry.name != ".lock" for entry in path.iterdir()):
+    if path.is_dir() and not all(LEFTOVERS.fullmatch(entry.name) for entry in path.iterdir()):
         raise RefusedError(used_message(path))
 
 
@@ -227,7 +241,7 @@ def read_record(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise StorageError(f"{path}: no run.json there; expected a run directory") from None
     except ValueError as error:
-        raise StorageError(f"{file}: not readable JSON ({error}); the run was killed while it was claimed") from None
+        raise StorageError(f"{file}: damaged, not readable JSON ({error})") from None
     if not isinstance(record, dict) or record.get("schema", 0) > SCHEMA_VERSION:
         raise StorageError(f"{file}: written by a newer gpt2exp (schema {record.get('schema')})")
     return record

@@ -91,12 +91,17 @@ def find_vocabulary(path: str | None = None) -> Vocabulary:
     """
     if path is not None:
         return _explicit(Path(path).expanduser())
+    return find_local_vocabulary() or _downloaded()
+
+
+def find_local_vocabulary() -> Vocabulary | None:
+    """GPT-2's ranks from TIKTOKEN_CACHE_DIR, a package or an earlier download; asks no network."""
     for file, origin in _local_candidates():
         try:
             return Vocabulary(_ranks_of(file), f"{origin}: {file}")
         except (DataError, StorageError) as error:
             logger.warning("skipped %s: %s", origin, error)
-    return _downloaded()
+    return None
 
 
 def write_tiktoken_cache(folder: Path, path: str | None = None) -> str:
@@ -142,6 +147,8 @@ def _local_candidates() -> Iterator[tuple[Path, str]]:
         for root in (spec.submodule_search_locations or []) if spec else []:
             if (Path(root) / inside).is_file():
                 yield Path(root) / inside, f"package {package}"
+    if _download_target().is_file():
+        yield _download_target(), "downloaded"
 
 
 def _explicit(path: Path) -> Vocabulary:
@@ -157,10 +164,13 @@ def _explicit(path: Path) -> Vocabulary:
     return Vocabulary(_ranks_of(path), f"data.tokenizer_path: {path}")
 
 
+def _download_target() -> Path:
+    return cache_folder() / "gpt2_vocabulary" / "vocab.bpe"
+
+
 def _downloaded() -> Vocabulary:
     try:
-        target = cache_folder() / "gpt2_vocabulary" / "vocab.bpe"
-        file = fetch(VOCAB_BPE.url, target, VOCAB_BPE.sha256, label="GPT-2's vocabulary")
+        file = fetch(VOCAB_BPE.url, _download_target(), VOCAB_BPE.sha256, label="GPT-2's vocabulary")
     except Gpt2ExpError as error:
         raise DataError(
             "data.tokenizer=gpt2 needs GPT-2's vocabulary (vocab.bpe or gpt2.tiktoken): not in "

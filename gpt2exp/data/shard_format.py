@@ -132,7 +132,7 @@ def _header_problem(head: bytes) -> str | None:
             f"magic {LLAMA_MAGIC} is llm.c's Llama shard (uint32 tokens), expected {MAGIC} (GPT-2, uint16): "
             "tokenize with llm.c's `-m gpt-2`"
         )
-    if magic == int.from_bytes(MAGIC.to_bytes(4, "little"), "big"):
+    if head[:4] == MAGIC.to_bytes(4, "big"):
         return (
             f"big-endian (magic {MAGIC} byte-swapped), expected little-endian: write it again as '<i4', '<u2'"
         )

@@ -106,6 +106,14 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def move_later(folder: Path, step: int, destination: Path) -> None:
+    """Move checkpoints after `step` out of the way: damaged ones must not outrank those still to come."""
+    for later in (later for later in steps(folder) if later > step):
+        destination.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(destination / folder_name(later), ignore_errors=True)
+        (folder / folder_name(later)).rename(destination / folder_name(later))
+
+
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; every file is hashed before it is parsed.
 

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from gpt2exp.config import Config
@@ -74,18 +75,28 @@ def start(
     )
     directory.event("start" if step == 0 else "resume", step=step)
     evaluated = {row["step"] for row in read_rows(directory.path, "evaluations")}
+    gated = [row["gated"] for row in read_rows(directory.path, "metrics")]
     printer.first_step = step
     return Loop(
-        cfg, parts.engine, parts.inputs.windows, parts.validation, directory, printer, stop, step, evaluated
+        cfg,
+        parts.engine,
+        parts.inputs.windows,
+        parts.validation,
+        directory,
+        printer,
+        stop,
+        step,
+        evaluated,
+        gated_in_a_row=len(list(takewhile(bool, reversed(gated)))),
     )
 
 
 def restore(parts: Parts, directory: RunDirectory, printer: Progress) -> int:
     """Load the newest good checkpoint; the step training goes on from."""
     found = checkpoint.latest(directory.checkpoints, printer.say)
-    if found is None:
-        directory.rewind({})
-        return 0
-    parts.engine.load(found.state)
-    directory.rewind(found.offsets)
-    return found.state.step
+    if found:
+        parts.engine.load(found.state)
+    step = found.state.step if found else 0
+    directory.rewind(found.offsets if found else {})
+    checkpoint.move_later(directory.checkpoints, step if found else -1, directory.set_aside)
+    return step

@@ -22,7 +22,8 @@ SHAPES = [
     ({"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 11}, 1, 8),
     ({"n_layer": 2, "n_head": 4, "n_embd": 64, "block_size": 64, "vocab_size": 256}, 3, 64),
     ({"n_layer": 3, "n_head": 2, "n_embd": 48, "block_size": 40, "vocab_size": 97}, 2, 17),
-    ({"n_layer": 5, "n_head": 3, "n_embd": 96, "block_size": 32, "vocab_size": 50}, 4, 1),
+    ({"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256}, 4, 128),
+    ({"n_layer": 2, "n_head": 3, "n_embd": 24, "block_size": 32, "vocab_size": 50}, 4, 1),
 ]
 LLMC = ModelSource.llmc
 
@@ -201,7 +202,7 @@ def test_logits_loss_and_gradients_are_transformers(model_config, transformers_g
 
 def numpy_loss(model, weights, idx_BT, targets_BT):
     """Mean cross-entropy of the bias-free GPT, in plain NumPy."""
-    B, T = idx_BT.shape
+    T = idx_BT.shape[1]
     heads, width = model.n_head, model.n_embd // model.n_head
 
     def norm(x, scale):
