@@ -40,7 +40,9 @@ class Inputs:
     @property
     def notes(self) -> list[str]:
         """What a person should know about the inputs."""
-        lines = [f"model file {self.source.path} (SHA256 {self.source.sha256[:12]}...)"] if self.source else []
+        lines = (
+            [f"model file {self.source.path} (SHA256 {self.source.sha256[:12]}...)"] if self.source else []
+        )
         train, val = self.corpus.train.num_tokens, self.corpus.val.num_tokens
         return [*lines, f"corpus {self.corpus.name}: {train:,} training and {val:,} validation tokens"]
 
@@ -73,7 +75,11 @@ def resolve(cfg: Config) -> Inputs:
     corpus = load_corpus(cfg.data)
     schedule = cfg.schedule
     windows = TrainingWindows(
-        corpus.train, cfg.data.order, schedule.tokens_per_step, schedule.context_length, cfg.data.window_tokens
+        corpus.train,
+        cfg.data.order,
+        schedule.tokens_per_step,
+        schedule.context_length,
+        cfg.data.window_tokens,
     )
     problems = budget_problems(cfg, corpus, windows)
     if problems:
@@ -89,14 +95,14 @@ def budget_problems(cfg: Config, corpus: Corpus, windows: TrainingWindows) -> li
     problems = []
     if corpus.vocab_size > cfg.model.vocab_size:
         problems.append(
-            f"model.vocab_size={cfg.model.vocab_size}: smaller than the corpus's vocabulary, {corpus.vocab_size}"
+            f"model.vocab_size={cfg.model.vocab_size}: the corpus has a vocabulary of {corpus.vocab_size}"
         )
     steps = cfg.schedule.num_steps
     if steps > windows.horizon and not cfg.data.allow_repeat:
         problems.append(
-            f"schedule.num_steps={steps}: the corpus has {windows.horizon} steps of "
-            f"{cfg.schedule.tokens_per_step:,} tokens and would repeat from step {windows.horizon + 1}; "
-            "lower schedule.num_steps or set data.allow_repeat=true"
+            f"schedule.num_steps={steps}: the training split has {corpus.train.num_tokens:,} tokens and wraps "
+            f"at update {windows.horizon:,}; set schedule.num_steps={windows.horizon}, give more data, or "
+            "accept repeats with data.allow_repeat=true"
         )
     if cfg.evaluation.every is not None and cfg.evaluation.tokens >= corpus.val.num_tokens:
         problems.append(

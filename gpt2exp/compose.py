@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from gpt2exp.config import (
 from gpt2exp.errors import ConfigError
 from gpt2exp.optim.registry import optimizers
 from gpt2exp.suggest import did_you_mean
-from gpt2exp.validate import leaves, typed
+from gpt2exp.validate import entries, is_section, typed
 
 CONFIG_NAME = "config"
 
@@ -57,6 +57,13 @@ SCHEMAS = {
 }
 
 
+def version_base() -> dict[str, str]:
+    """The argument that 1.3 needs for today's behaviour, and that 1.4 warns about."""
+    from hydra import __version__
+
+    return {"version_base": "1.3"} if __version__.startswith("1.3.") else {}
+
+
 def protocol_files() -> list[Path]:
     """The shipped protocols, one YAML file each."""
     return sorted(shipped("multirun_protocols").glob("*.yaml"))
@@ -79,80 +86,124 @@ def _unlock(node: DictConfig) -> None:
 
 
 @contextmanager
-def hydra_ready() -> Iterator[None]:
-    """Hydra initialised on our configuration folder, whatever state an earlier use left it in."""
+def hydra_ready(config_dir: str | None = None) -> Iterator[None]:
+    """Hydra initialised on our configuration folder, whatever state an earlier use left it in.
+
+    Args:
+        config_dir: a folder of the user's that is searched too (`-cd`).
+    """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     register()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
+    with initialize_config_dir(str(shipped("conf")), job_name="gpt2exp", **version_base()):
+        if config_dir is not None:
+            _search_also(Path(config_dir).resolve())
         yield
 
 
+def _search_also(folder: Path) -> None:
+    """Put `folder` where Hydra's own command line puts `--config-dir`."""
+    from hydra._internal.hydra import Hydra
+    from hydra.core.config_search_path import SearchPathQuery
+    from hydra.core.global_hydra import GlobalHydra
+
+    search_path = GlobalHydra.instance().config_loader().get_search_path()
+    search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2(task_name="gpt2exp", config_search_path=search_path)
+
+
 def compose(overrides: Sequence[str]) -> Config:
-    """The typed configuration that `overrides` select.
+    """The typed configuration that `overrides` select; of a key's values the last one counts.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: with every problem found, a group given twice too.
     """
-    from gpt2exp.explain import explain
+    from hydra import compose as hydra_compose
+
+    from gpt2exp.explain import Explainer, duplicates, group_names
 
     with hydra_ready():
-        from hydra import compose as hydra_compose
-
         try:
             composed = hydra_compose(CONFIG_NAME, overrides=list(overrides))
         except Exception as error:
-            raise ConfigError(explain(list(overrides), error)) from None
-        return typed(composed)
+            raise ConfigError(Explainer(CONFIG_NAME).explain(overrides, error)) from None
+        return typed(composed, duplicates(overrides, among=group_names()))
 
 
 def load_config(run: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration recorded in a run directory or in a `config.yaml` itself, `key=value`s on top.
 
     Raises:
-        ConfigError: no such file, one that this version cannot read, or an override that does not fit.
+        ConfigError: no such file, one that this version cannot read, or overrides that do not fit.
     """
     file = run / "config.yaml" if run.is_dir() else run
     if not file.is_file():
         raise ConfigError(f"{run}: no config.yaml there; expected a run directory or a configuration file")
+    cfg = _recorded(file)
+    problems = [problem for override in overrides for problem in _override(cfg, override)]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return typed(cfg)
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+
+
+def _recorded(file: Path) -> DictConfig:
+    """A configuration file on its schemas."""
+    from gpt2exp.explain import describe
+
     try:
         plain = OmegaConf.load(file)
         merged = OmegaConf.merge(structured(plain), plain)
-    except (OmegaConfBaseException, YAMLError, KeyError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not a configuration of gpt2exp: {str(error).splitlines()[0]}") from None
-    assert isinstance(merged, DictConfig)
-    for override in overrides:
-        merged = _overridden(merged, override)
-    return typed(merged)
-
-
-def _overridden(cfg: DictConfig, override: str) -> DictConfig:
-    """One override on a recorded configuration, which takes single keys but no group choices."""
-    key, equals, _ = override.partition("=")
-    known = [name for name, _ in leaves(cfg)]
-    if not equals or key not in known:
-        raise ConfigError(f"unknown key {key}{did_you_mean(key, known)}; a recorded run takes key=value only")
-    try:
-        merged = OmegaConf.merge(cfg, OmegaConf.from_dotlist([override]))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{override}: {str(error).splitlines()[0]}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+        raise ConfigError(f"{file}: not a configuration of gpt2exp: {describe(error)}") from None
     assert isinstance(merged, DictConfig)
     return merged
 
 
+def _override(cfg: DictConfig, override: str) -> list[str]:
+    """Set one key of a recorded configuration, which takes no group choices; what is wrong with that."""
+    key, equals, _ = override.partition("=")
+    nodes = {entry.name: entry.node for entry in entries(cfg)}
+    if key not in nodes:
+        return [f"unknown key {key}{did_you_mean(key, list(nodes))}; a recorded run takes key=value only"]
+    if not equals:
+        return [f"{key}: give it a value, {key}=<value>"]
+    if is_section(nodes[key]):
+        return [f"{override}: a recorded run keeps its choices; set single keys, {key}.<key>=<value>"]
+    try:
+        cfg.merge_with(OmegaConf.from_dotlist([override]))
+    except (OmegaConfBaseException, YAMLError) as error:
+        return [f"{override}: {str(error).splitlines()[0]}"]
+    return []
+
+
 def structured(plain: Any) -> DictConfig:
-    """The schemas that a recorded configuration fills, so that types and keys are checked again."""
+    """The schemas that a recorded configuration fills, so that types and keys are checked again.
+
+    Raises:
+        ConfigError: it names no optimizer or data set, or one that this version does not have.
+    """
     register()
+    recipes = {kind: optimizer.recipe for kind, optimizer in optimizers().items()}
+    chosen = {"optimizer": _chosen(plain, "optimizer", recipes), "data": _chosen(plain, "data", DATA_SCHEMAS)}
     node = schema_node(Config)
-    for group, schema in {**SCHEMAS, **_chosen_schemas(plain)}.items():
+    for group, schema in {**SCHEMAS, **chosen}.items():
         node[group] = schema_node(schema)
     return node
 
 
-def _chosen_schemas(plain: Any) -> dict[str, type]:
-    return {
-        "optimizer": optimizers()[plain.optimizer.kind].recipe,
-        "data": DATA_SCHEMAS[plain.data.kind],
-    }
+def _chosen(plain: Any, group: str, schemas: Mapping[str, type]) -> type:
+    section = plain.get(group) if isinstance(plain, DictConfig) else None
+    kind = str(section.get("kind")) if isinstance(section, DictConfig) else None
+    if kind is None or kind not in schemas:
+        raise ConfigError(
+            f"{group}.kind={kind}: not a configuration of gpt2exp (known: {', '.join(schemas)})"
+        )
+    return schemas[kind]

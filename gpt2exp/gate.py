@@ -6,13 +6,13 @@ Hydra turns a callback's exceptions into warnings and goes on; only SystemExit s
 from __future__ import annotations
 
 import itertools
-import sys
-from collections import Counter
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gpt2exp.errors import ConfigError, Gpt2ExpError
 
@@ -35,73 +35,111 @@ def check_run(config: DictConfig) -> None:
     Raises:
         ConfigError: with every problem.
     """
+    from gpt2exp.explain import without_hydra
     from gpt2exp.validate import typed
 
-    problems = duplicate_groups(config.hydra.overrides.task)
+    problems = hydra_problems(config.hydra)
     protocol = config.hydra.runtime.choices.get("protocol")
     if protocol:
         problems.append(f"protocol={protocol} is a multirun: add -m (gpt2exp -m protocol={protocol})")
-    problems += _problems(lambda: typed(_task_config(config)))
-    if problems:
-        raise ConfigError(problems)
+    typed(without_hydra(config), problems)
 
 
 def check_multirun(config: DictConfig) -> None:
     """Compose and validate every run of a multirun, and see that each gets a directory of its own.
 
     Raises:
-        ConfigError: with every problem, each named with its run's overrides.
+        ConfigError: with every problem; one that not all runs share names its run.
     """
-    problems = duplicate_groups(config.hydra.overrides.task)
+    plan = planned_runs(config.hydra)
+    found: dict[str, list[str]] = {}
     folders: dict[str, list[str]] = {}
-    for overrides in planned_runs(config):
-        name = " ".join(overrides) or "(no overrides)"
-        folder, found = _check_planned(overrides)
-        problems += [f"run [{name}]: {problem}" for problem in found]
+    for name, overrides in plan:
+        folder, problems = _check_planned(config, overrides)
+        for problem in problems:
+            found.setdefault(problem, []).append(name)
         folders.setdefault(folder, []).append(name)
-    problems += [
-        f"runs [{'] and ['.join(names)}] would share the directory {folder}; make hydra.sweep.subdir or arm differ"
-        for folder, names in folders.items()
-        if len(names) > 1 and folder
+    problems = [
+        *hydra_problems(config.hydra),
+        *(p if len(names) == len(plan) else f"{p} (run {names[0]})" for p, names in found.items()),
+        *_shared_folders(folders),
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def planned_runs(config: DictConfig) -> list[list[str]]:
-    """Overrides of every run: the product of the sweep's axes, last one fastest, as Hydra's sweeper does."""
-    from gpt2exp.explain import parse
+def hydra_problems(hydra: DictConfig) -> list[str]:
+    """Uses of Hydra that would spoil a run's record."""
+    from gpt2exp.explain import duplicates
 
-    params = config.hydra.sweeper.get("params") or {}
+    given = as_given(hydra)
+    problems = duplicates([*given["task"], *given["hydra"]])
+    if hydra.output_subdir is not None:
+        problems.append(
+            f"hydra.output_subdir={hydra.output_subdir}: a run keeps its own config.yaml and needs an empty "
+            "directory; leave it null"
+        )
+    if hydra.job.chdir:
+        problems.append("hydra.job.chdir=true: paths are read from where gpt2exp was started; leave it false")
+    return problems
+
+
+def as_given(hydra: DictConfig) -> dict[str, list[str]]:
+    """The command line's `task` and `hydra` overrides; reading the nodes would resolve interpolations."""
+    given = OmegaConf.to_container(hydra.overrides, resolve=False)
+    assert isinstance(given, dict)
+    return {str(key): [str(text) for text in texts] for key, texts in given.items()}
+
+
+def planned_runs(hydra: DictConfig) -> list[tuple[str, list[str]]]:
+    """Every run's name (what is swept) and overrides: last axis fastest, as Hydra's sweeper does.
+
+    Raises:
+        ConfigError: a sweep without a list of values.
+    """
+    from gpt2exp.explain import parse, sweep_values
+
+    params = hydra.sweeper.get("params") or {}
     axes: dict[str, list[str]] = {}
-    for text in [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]:
+    for text in [*(f"{key}={value}" for key, value in params.items()), *as_given(hydra)["task"]]:
         override = parse(text)
-        if override.is_sweep_override():
-            values = list(override.sweep_string_iterator())
-            axes[override.get_key_element()] = [f"{override.get_key_element()}={value}" for value in values]
-        else:
-            axes[override.get_key_element()] = [text]
-    return [list(run) for run in itertools.product(*axes.values())]
+        key = override.get_key_element()
+        swept = override.is_sweep_override()
+        axes[key] = [f"{key}={value}" for value in sweep_values(override)] if swept else [text]
+    varying = [len(values) > 1 for values in axes.values()]
+    return [
+        (" ".join(itertools.compress(run, varying)) or "without a sweep", list(run))
+        for run in itertools.product(*axes.values())
+    ]
 
 
-def duplicate_groups(overrides: Sequence[str]) -> list[str]:
-    """The same key given twice: Hydra silently takes the last."""
-    keys = Counter(text.partition("=")[0].lstrip("+~") for text in overrides)
-    return [f"{key} is given {count} times: give it once" for key, count in keys.items() if count > 1]
+def _shared_folders(folders: dict[str, list[str]]) -> list[str]:
+    shared = {folder: names for folder, names in folders.items() if len(names) > 1 and folder}
+    return [
+        f"hydra.sweep.subdir={folder}: the same directory for {len(names)} runs ({', '.join(names)}); give "
+        "them different arms (arm=...) or put what is swept into hydra.sweep.subdir"
+        for folder, names in list(shared.items())[:1]
+    ]
 
 
-def _check_planned(overrides: list[str]) -> tuple[str, list[str]]:
+def _check_planned(config: DictConfig, overrides: Sequence[str]) -> tuple[str, list[str]]:
     from hydra import compose
 
-    from gpt2exp.compose import CONFIG_NAME
-    from gpt2exp.explain import explain
-    from gpt2exp.validate import typed
+    from gpt2exp.explain import Explainer, without_hydra
+    from gpt2exp.validate import omegaconf_line, typed
 
+    name, everything = config.hydra.job.config_name, [*as_given(config.hydra)["hydra"], *overrides]
     try:
-        composed = compose(CONFIG_NAME, overrides=overrides, return_hydra_config=True)
+        composed = compose(name, overrides=everything, return_hydra_config=True)
     except Exception as error:
-        return "", explain(overrides, error)
-    return _subdir(composed), _problems(lambda: typed(_task_config(composed)))
+        return "", Explainer(name).explain(everything, error)
+    try:
+        typed(without_hydra(composed))
+        return _subdir(composed), []
+    except ConfigError as error:
+        return "", error.problems
+    except OmegaConfBaseException as error:
+        return "", [omegaconf_line(error)]
 
 
 def _subdir(composed: DictConfig) -> str:
@@ -109,22 +147,6 @@ def _subdir(composed: DictConfig) -> str:
     raw = OmegaConf.to_container(composed.hydra.sweep, resolve=False)
     assert isinstance(raw, dict)
     return "" if "${hydra" in str(raw["subdir"]) else str(composed.hydra.sweep.subdir)
-
-
-def _task_config(config: DictConfig) -> DictConfig:
-    task = config.copy()
-    OmegaConf.set_readonly(task, False)
-    OmegaConf.set_struct(task, False)
-    del task["hydra"]
-    return task
-
-
-def _problems(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except ConfigError as error:
-        return error.problems
-    return []
 
 
 def _refusing(check: Callable[[], None]) -> None:
@@ -135,5 +157,5 @@ def _refusing(check: Callable[[], None]) -> None:
     except Gpt2ExpError as error:
         raise SystemExit(report(error)) from None
     except Exception as error:
-        print(f"gpt2exp: the gate failed: {type(error).__name__}: {error}", file=sys.stderr)
+        traceback.print_exc()
         raise SystemExit(1) from error

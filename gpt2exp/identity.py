@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from gpt2exp.config import Config, ModelSource, derive
+from gpt2exp.config import Config, ModelSource, warmup_steps
 
 SCIENCE_VERSION = 1
 """Bumped by hand when the same configuration starts to give other numbers."""
@@ -74,7 +74,7 @@ def training_tier(cfg: Config, inputs: InputRecord) -> JSONDict:
         "optimizer": without(plain(cfg.optimizer), "label"),
         "schedule": {
             **without(schedule, "label", "warmup_fraction"),
-            "warmup_steps": derive(cfg).warmup_steps,
+            "warmup_steps": warmup_steps(cfg.schedule),
         },
         "data": {
             "corpus": inputs.corpus_digest,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from gpt2exp.errors import Gpt2ExpError
+from gpt2exp.errors import ConfigError, Gpt2ExpError, StorageError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from gpt2exp.command_line import CommandLine
 
 INTERRUPTED = 130
 
@@ -20,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: exits with the status that docs/exit codes in `--help` describe."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        sys.exit(dispatch(arguments))
+        status = dispatch(arguments)
+        sys.stdout.flush()
+        sys.exit(status)
     except Gpt2ExpError as error:
         sys.exit(report(error))
     except KeyboardInterrupt:
@@ -34,38 +39,41 @@ def dispatch(arguments: list[str]) -> int:
     """Run a verb, print help, or train."""
     from gpt2exp import command_line
 
-    first = arguments[0] if arguments else ""
-    if first in ("-h", "--help", "--version"):
-        print(command_line.version() if first == "--version" else command_line.help_text(), end="")
-        return 0
-    if command_line.is_verb(first):
-        return int(import_module(f"gpt2exp.verbs.{first}").main(arguments[1:]))
-    command_line.refuse_flags_and_words(arguments)
-    train(arguments)
+    if arguments and command_line.is_verb(arguments[0]):
+        return int(import_module(f"gpt2exp.verbs.{arguments[0]}").main(arguments[1:]))
+    if not command_line.HELP_FLAGS.isdisjoint(arguments):
+        print(command_line.help_text(), end="")
+    elif "--version" in arguments:
+        print(command_line.version(), end="")
+    else:
+        train(command_line.parse(arguments))
     return 0
 
 
-def train(arguments: list[str]) -> None:
+def train(command: CommandLine) -> None:
     """Hand the command line to Hydra: compose, gate, then `task` for each run."""
     import hydra
 
-    from gpt2exp.compose import CONFIG_NAME, register
+    from gpt2exp.compose import CONFIG_NAME, register, version_base
     from gpt2exp.config import shipped
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = ["gpt2exp", *arguments]
-    decorate = hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name=CONFIG_NAME)
+    sys.argv = ["gpt2exp", *command.for_hydra]
+    decorate = hydra.main(config_path=str(shipped("conf")), config_name=CONFIG_NAME, **version_base())
     try:
         decorate(task)()
-    except (Gpt2ExpError, KeyboardInterrupt, BrokenPipeError):
+    except BrokenPipeError:
         raise
     except Exception as error:
-        refuse_composition(arguments, error)
+        raise refusal(command, error) from None
 
 
 def task(cfg: DictConfig) -> float | None:
-    """One run, as Hydra calls it; every expected failure leaves as an exit status, not a traceback."""
+    """One run, as Hydra calls it; whatever fails leaves as an exit status, which stops a multirun.
+
+    An `Exception` that reaches Hydra would be taken for a failed composition: see `train`.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     from gpt2exp.experiment import Request, run
@@ -77,25 +85,33 @@ def task(cfg: DictConfig) -> float | None:
         raise SystemExit(report(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
 
 
-def refuse_composition(arguments: list[str], error: Exception) -> None:
-    """Turn a failure of Hydra's own (before any run started) into our lines; pass on anything else."""
-    from gpt2exp.command_line import overrides_of
-    from gpt2exp.compose import hydra_ready
-    from gpt2exp.errors import ConfigError
-    from gpt2exp.explain import composition_failed, explain
+def refusal(command: CommandLine, error: Exception) -> Gpt2ExpError:
+    """A failure of Hydra's own, before any run started, as our lines."""
+    from hydra.errors import HydraException
 
-    if not composition_failed(error):
-        raise error
-    with hydra_ready():
-        raise ConfigError(explain(overrides_of(arguments), error)) from None
+    from gpt2exp.compose import CONFIG_NAME, hydra_ready
+    from gpt2exp.explain import Explainer, describe
+
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        return StorageError(
+            f"{error.filename}: {error.strerror}; choose another hydra.run.dir or hydra.sweep.dir"
+        )
+    if "--shell-completion" in command.flags:
+        return ConfigError(f"--shell-completion: {describe(error)}")
+    with hydra_ready(command.value("--config-dir")):
+        explainer = Explainer(command.value("--config-name") or CONFIG_NAME, command.multirun)
+        return ConfigError(explainer.explain(command.overrides, error))
 
 
 def report(error: Gpt2ExpError) -> int:
     """Print the error's lines to stderr and give its exit status."""
-    for line in str(error).splitlines():
-        print(f"gpt2exp: {line}", file=sys.stderr)
+    for line in error.problems if isinstance(error, ConfigError) else str(error).splitlines():
+        print("gpt2exp:", line.replace("\n", "\\n"), file=sys.stderr)
     return error.exit_code
 
 

@@ -71,6 +71,6 @@ def check_disk(cfg: Config, slots: int, folder: Path) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise StorageError(
-            f"{existing}: {free / 1e9:.1f} GB free, but {cfg.checkpoint.keep + 1} checkpoints of this model need "
-            f"{needed / 1e9:.1f} GB; free some, lower checkpoint.keep, or choose another hydra.run.dir"
+            f"{existing}: {free / 1e9:.1f} GB free, but {cfg.checkpoint.keep + 1} checkpoints of this model "
+            f"need {needed / 1e9:.1f} GB; free some, lower checkpoint.keep, or choose another hydra.run.dir"
         )

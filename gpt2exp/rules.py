@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpt2exp.config import (
+    DATA_SCHEMAS,
     Config,
     ModelSource,
     Order,
     Precision,
-    ShakespeareData,
     StdlibData,
     SyntheticData,
-    TextData,
     Tokenizer,
-    derive,
     warmup_steps,
 )
 from gpt2exp.optim.registry import optimizers
@@ -37,47 +35,53 @@ class EngineLimits:
 ENGINES = {"cpu": EngineLimits((Precision.fp32, Precision.fp64, Precision.bf16), max_devices=1)}
 
 
-def cross_field_problems(cfg: Config) -> list[str]:
-    """Every broken rule, one line each."""
-    ranges = list(_range_problems(cfg))
-    if ranges:
-        return ranges
-    return [problem for rule in RULES for problem in rule(cfg)]
+def cross_field_problems(cfg: Config, unsound: Sequence[str] = ()) -> list[str]:
+    """Every value out of range and every broken rule, one line each.
+
+    Args:
+        cfg: the configuration.
+        unsound: keys reported already; rules that read their section wait until those are right.
+    """
+    ranges = [(key, line) for key, line in _range_problems(cfg) if key not in unsound]
+    sections = {key.partition(".")[0] for key in [*unsound, *(key for key, _ in ranges)]}
+    rules = (rule for rule, reads in RULES.items() if sections.isdisjoint(reads))
+    return [*(line for _, line in ranges), *(line for rule in rules for line in rule(cfg))]
 
 
-def _range_problems(cfg: Config) -> Iterator[str]:
-    """Single values out of range; the rules between values divide by some of these."""
-    at_least = {
-        1: ("model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.vocab_size",
-            "schedule.num_steps", "schedule.tokens_per_step", "schedule.context_length", "hardware.devices",
-            "hardware.micro_batch_size", "hardware.threads", "evaluation.every", "checkpoint.every",
-            "logging.log_every", "stop_after_steps", "data.window_tokens", "data.vocab_size",
-            "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k"),
-        0: ("seed", "schedule.warmup_steps", "evaluation.tokens", "checkpoint.keep", "sample.tokens",
-            "gate.patience"),
-    }  # fmt: skip
-    for least, keys in at_least.items():
+def _range_problems(cfg: Config) -> Iterator[tuple[str, str]]:
+    """Single values out of range, by key; the rules between values divide by some of these."""
+    for least, keys in AT_LEAST.items():
         for key in keys:
             value = _get(cfg, key)
             if isinstance(value, int) and value < least:
-                yield f"{key}={value}: must be at least {least}"
+                yield key, f"{key}={value}: must be at least {least}"
     if cfg.seed >= 2**63:
-        yield f"seed={cfg.seed}: must be below 2^63"
-    yield from _fraction("schedule.min_lr_ratio", cfg.schedule.min_lr_ratio, closed=True)
+        yield "seed", f"seed={cfg.seed}: must be below 2^63"
     if cfg.sample.temperature <= 0:
-        yield f"sample.temperature={cfg.sample.temperature:g}: must be greater than 0"
+        yield "sample.temperature", f"sample.temperature={cfg.sample.temperature:g}: must be greater than 0"
+    if not 0 <= cfg.schedule.min_lr_ratio <= 1:
+        key = "schedule.min_lr_ratio"
+        yield key, f"{key}={cfg.schedule.min_lr_ratio:g}: must lie in [0, 1]"
+    fraction = _get(cfg, "data.val_fraction")
+    if isinstance(fraction, float) and not 0 < fraction < 1:
+        yield "data.val_fraction", f"data.val_fraction={fraction:g}: must lie between 0 and 1"
+
+
+AT_LEAST = {
+    1: ("model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.vocab_size",
+        "schedule.num_steps", "schedule.tokens_per_step", "schedule.context_length", "hardware.devices",
+        "hardware.micro_batch_size", "hardware.threads", "evaluation.every", "checkpoint.every",
+        "logging.log_every", "stop_after_steps", "data.window_tokens", "data.vocab_size",
+        "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k"),
+    0: ("seed", "schedule.warmup_steps", "evaluation.tokens", "checkpoint.keep", "sample.tokens",
+        "gate.patience"),
+}  # fmt: skip
 
 
 def _get(cfg: object, key: str) -> object:
     for part in key.split("."):
         cfg = getattr(cfg, part, None)
     return cfg
-
-
-def _fraction(key: str, value: float, closed: bool = False) -> Iterator[str]:
-    inside = 0 <= value <= 1 if closed else 0 < value < 1
-    if not inside:
-        yield f"{key}={value:g}: must lie {'in [0, 1]' if closed else 'between 0 and 1'}"
 
 
 def _model(cfg: Config) -> Iterator[str]:
@@ -100,7 +104,10 @@ def _schedule(cfg: Config) -> Iterator[str]:
     if tokens % context:
         yield f"schedule.tokens_per_step={tokens}: must be a multiple of schedule.context_length={context}"
     if (schedule.warmup_steps is None) == (schedule.warmup_fraction is None):
-        yield "schedule.warmup_steps and schedule.warmup_fraction: give exactly one, null the other"
+        yield (
+            f"schedule.warmup_steps={_shown(schedule.warmup_steps)} and schedule.warmup_fraction="
+            f"{_shown(schedule.warmup_fraction)}: give exactly one, null the other"
+        )
         return
     if schedule.warmup_fraction is not None and not 0 <= schedule.warmup_fraction < 1:
         yield f"schedule.warmup_fraction={schedule.warmup_fraction:g}: must lie in [0, 1)"
@@ -111,8 +118,12 @@ def _schedule(cfg: Config) -> Iterator[str]:
         )
 
 
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
 def _batch(cfg: Config) -> Iterator[str]:
-    rows, hardware = derive(cfg).rows_per_step, cfg.hardware
+    rows, hardware = cfg.schedule.tokens_per_step // cfg.schedule.context_length, cfg.hardware
     micro = hardware.micro_batch_size or 1
     if rows and rows % (hardware.devices * micro):
         yield (
@@ -123,6 +134,8 @@ def _batch(cfg: Config) -> Iterator[str]:
 
 def _data(cfg: Config) -> Iterator[str]:
     data, schedule = cfg.data, cfg.schedule
+    if DATA_SCHEMAS.get(data.kind) is not type(data):
+        yield f"data.kind={data.kind}: is not set alone; choose data=<option>"
     vocabulary = data_vocabulary(cfg)
     if vocabulary is not None and vocabulary > cfg.model.vocab_size:
         yield (
@@ -131,14 +144,12 @@ def _data(cfg: Config) -> Iterator[str]:
         )
     if data.order is Order.exact_sequential and data.window_tokens is not None:
         yield f"data.window_tokens={data.window_tokens}: only data.order=upstream_python reads it"
-    window = data.window_tokens or schedule.tokens_per_step
-    if schedule.tokens_per_step % window or window % schedule.context_length:
+    window = data.window_tokens
+    if window and (schedule.tokens_per_step % window or window % schedule.context_length):
         yield (
             f"data.window_tokens={window}: must divide schedule.tokens_per_step={schedule.tokens_per_step} "
             f"and be a multiple of schedule.context_length={schedule.context_length}"
         )
-    if isinstance(data, TextData | ShakespeareData):
-        yield from _fraction("data.val_fraction", data.val_fraction)
     if isinstance(data, StdlibData) and data.val_percent >= 100:
         yield f"data.val_percent={data.val_percent}: must be below 100"
     if isinstance(data, StdlibData) and data.tokenizer is Tokenizer.chars:
@@ -171,7 +182,11 @@ def _evaluation(cfg: Config) -> Iterator[str]:
 
 
 def _optimizer(cfg: Config) -> Iterator[str]:
-    yield from optimizers()[cfg.optimizer.kind].check(cfg.optimizer)
+    optimizer = optimizers().get(cfg.optimizer.kind)
+    if optimizer is None or optimizer.recipe is not type(cfg.optimizer):
+        yield f"optimizer.kind={cfg.optimizer.kind}: is not set alone; choose optimizer=<option>"
+    else:
+        yield from optimizer.check(cfg.optimizer)
 
 
 def _engine(cfg: Config) -> Iterator[str]:
@@ -193,11 +208,22 @@ def _engine(cfg: Config) -> Iterator[str]:
 
 
 def _names(cfg: Config) -> Iterator[str]:
-    for key, value in (("arm", cfg.arm), ("optimizer.label", cfg.optimizer.label), ("model.label", cfg.model.label)):
+    names = {"optimizer.label": cfg.optimizer.label, "model.label": cfg.model.label}
+    if cfg.arm != cfg.optimizer.label:
+        names["arm"] = cfg.arm
+    for key, value in names.items():
         if not NAME.fullmatch(value):
             yield f"{key}={value!r}: use letters, digits, '.', '_' and '-', at most 64"
 
 
-RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
-    _model, _schedule, _batch, _data, _evaluation, _optimizer, _engine, _names,
-)  # fmt: skip
+RULES: dict[Callable[[Config], Iterator[str]], tuple[str, ...]] = {
+    _model: ("model",),
+    _schedule: ("model", "schedule"),
+    _batch: ("schedule", "hardware"),
+    _data: ("model", "schedule", "data"),
+    _evaluation: ("schedule", "data", "evaluation"),
+    _optimizer: ("optimizer",),
+    _engine: ("hardware", "optimizer"),
+    _names: (),
+}
+"""Rules and the sections that each reads."""

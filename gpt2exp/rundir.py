@@ -1,14 +1,14 @@
 """A run's directory: the only module that knows its file names and formats.
 
-    run.json            status, digests, tiers, attempts, versions (rewritten atomically)
-    config.yaml         the resolved configuration
-    metrics.jsonl       one row an update: deterministic
-    evaluations.jsonl   one row an evaluation: deterministic
-    timing.jsonl        seconds by phase
-    events.jsonl        what happened, in order
-    train.log           what was printed
-    checkpoints/        see gpt2exp.train.checkpoint
-    attempts/N/         rows that attempt N wrote after the checkpoint that a later attempt resumed from
+run.json            status, digests, tiers, attempts, versions (rewritten atomically)
+config.yaml         the resolved configuration
+metrics.jsonl       one row an update: deterministic
+evaluations.jsonl   one row an evaluation: deterministic
+timing.jsonl        seconds by phase
+events.jsonl        what happened, in order
+train.log           what was printed
+checkpoints/        see gpt2exp.train.checkpoint
+attempts/N/         rows that attempt N wrote after the checkpoint that a later attempt resumed from
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class RunDirectory:
         except RefusedError:
             lock.release()
             raise
-        run = cls(path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []})
+        run = cls(
+            path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []}
+        )
         atomic.write_text(path / "config.yaml", config_yaml)
         run.save()
         return run
@@ -204,13 +206,24 @@ def check_unused(path: Path) -> None:
 def used_message(path: Path) -> str:
     """What to say about a directory in use."""
     if (path / "run.json").exists():
-        return f"{path}: holds a run already; continue it with gpt2exp resume {path}, or set another hydra.run.dir"
+        return (
+            f"{path}: holds a run already; continue it (gpt2exp resume {path}) or set another hydra.run.dir"
+        )
     return f"{path}: not empty and not a run; set another hydra.run.dir"
 
 
 def discard_if_empty(path: Path) -> None:
-    """Remove the directory that Hydra made for a run that was refused before it began."""
-    for folder in (path, path.parent, path.parent.parent):
+    """Remove the directories that Hydra made for a run that was refused before it began.
+
+    Going up, a folder goes if it holds nothing, or only the `multirun.yaml` of a multirun none of whose runs
+    began; the working directory and what it lies in always stay.
+    """
+    here = Path.cwd()
+    for folder in (path, *path.parents):
+        if here.is_relative_to(folder) or not folder.is_dir():
+            return
+        if [entry.name for entry in folder.iterdir()] == ["multirun.yaml"]:
+            (folder / "multirun.yaml").unlink()
         try:
             folder.rmdir()
         except OSError:
@@ -242,8 +255,12 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StorageError(f"{path}: no run.json there; expected a run directory") from None
     except ValueError as error:
         raise StorageError(f"{file}: damaged, not readable JSON ({error})") from None
-    if not isinstance(record, dict) or record.get("schema", 0) > SCHEMA_VERSION:
-        raise StorageError(f"{file}: written by a newer gpt2exp (schema {record.get('schema')})")
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be read ({error.strerror})") from None
+    if not isinstance(record, dict):
+        raise StorageError(f"{file}: damaged, not the record of a run")
+    if record.get("schema", 0) > SCHEMA_VERSION:
+        raise StorageError(f"{file}: written by a newer gpt2exp (schema {record['schema']})")
     return record
 
 

@@ -68,7 +68,7 @@ def no_hydra() -> Iterator[None]:
 def cli(
     no_hydra: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> CommandLine:
-    """`cli("seed=1", ...)` is `gpt2exp seed=1 ...` in this process, in an empty working directory (tmp_path)."""
+    """`cli("seed=1", ...)` is `gpt2exp seed=1 ...` in this process; the working directory is tmp_path."""
     from gpt2exp.main import main
 
     monkeypatch.chdir(tmp_path)

@@ -135,20 +135,6 @@ class TrainingWindows:
             self.stream.read_into(start, row)
         return as_window(tokens_AS, self.context_length)
 
-    def check_horizon(self, num_steps: int, allow_repeat: bool) -> None:
-        """Refuse a run that would see tokens twice without having asked for it.
-
-        Raises:
-            DataError: `num_steps` is beyond the horizon and `allow_repeat` is false.
-        """
-        if num_steps > self.horizon and not allow_repeat:
-            raise DataError(
-                f"training data wraps at update {self.horizon:,}, but schedule.num_steps={num_steps:,}: "
-                f"the training split has {self.stream.num_tokens:,} tokens and each update takes "
-                f"{self.tokens_per_step:,}; set schedule.num_steps={self.horizon}, give more data, "
-                "or accept repeats with data.allow_repeat=true"
-            )
-
     @property
     def _windows_per_step(self) -> int:
         return self.tokens_per_step // self.span

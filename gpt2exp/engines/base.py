@@ -96,7 +96,7 @@ def weights_digest(weights: Mapping[str, Array]) -> str:
     for name in sorted(weights):
         array = np.ascontiguousarray(weights[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(memoryview(array).cast("B"))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-TILE_ELEMENTS = 1 << 17
-"""Elements of a tile: four fp32 operands and a temporary of this size stay in a core's L2 and L3 share."""
+TILE_ELEMENTS = 1 << 18
+"""Elements of a tile for each thread: its pieces of four fp32 operands and a temporary stay in L2 and L3."""
 
 
 class Ops(Protocol):
@@ -39,9 +39,12 @@ class HostOps:
         The arithmetic is element by element, so cutting changes no bit; it saves the trips to memory
         that separate passes over a large tensor would make.
         """
+        import torch
+
+        elements = self.tile_elements * torch.get_num_threads()
         for tensors in zip(*operands, strict=True):
             if tensors[0].device.type == "cpu" and all(tensor.is_contiguous() for tensor in tensors):
-                yield from zip(*(tensor.view(-1).split(self.tile_elements) for tensor in tensors), strict=True)
+                yield from zip(*(tensor.view(-1).split(elements) for tensor in tensors), strict=True)
             else:
                 yield tensors
 

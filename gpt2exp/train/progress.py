@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere and in train.log."""
+"""What a person sees of a run: a live line on a terminal, plain lines elsewhere and in train.log."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class Progress:
     def evaluation(self, row: dict[str, Any]) -> None:
         """An evaluation just made."""
         loss = "not finite" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
-        self.say(f"step {row['step']:>{len(str(self.num_steps))}}  val loss {loss}  token error {row['token_error']:.4f}")
+        where = f"step {row['step']:>{len(str(self.num_steps))}}/{self.num_steps}"
+        self.say(f"{where}  val loss {loss}  token error {row['token_error']:.4f}")
 
     def _smooth(self, loss: float | None) -> None:
         if loss is None:
@@ -91,10 +92,10 @@ class Progress:
         elapsed = (time.perf_counter() - self._started) / max(step - self.first_step, 1)
         rate = max(value for key, value in row.items() if key.startswith("lr/"))
         loss = "     -" if self._smoothed is None else f"{self._smoothed:.4f}"
+        speed = f"{1000 * seconds:.0f} ms  {self.tokens_per_step / max(seconds, 1e-9):,.0f} tok/s"
         return (
             f"step {step:>{width}}/{self.num_steps} {100 * step // self.num_steps:>3}%  loss {loss}  "
-            f"lr {rate:.2e}  {1000 * seconds:.0f} ms  {self.tokens_per_step / max(seconds, 1e-9):,.0f} tok/s  "
-            f"ETA {clock(elapsed * (self.num_steps - step))}"
+            f"lr {rate:.2e}  {speed}  ETA {clock(elapsed * (self.num_steps - step))}"
         )
 
     def _write_log(self, line: str) -> None:

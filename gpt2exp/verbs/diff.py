@@ -15,18 +15,24 @@ from typing import Any
 from gpt2exp import rundir
 from gpt2exp.compose import load_config
 from gpt2exp.config import Config
-from gpt2exp.identity import InputRecord, differing, identify, plain
+from gpt2exp.errors import StorageError
+from gpt2exp.identity import InputRecord, differing, identify, plain, without
 from gpt2exp.verbs_help import positional
 
 SCIENCE = ("training", "measurement")
+RECORDED_KEYS = ("arm", "checkpoint", "logging", "sample", "resume", "gate", "stop_after_steps")
+LEFT_OUT = ("digests", "corpus", "attempts", "updated")
+"""What a record repeats in short, or holds of times."""
 UNRESOLVED = InputRecord(None, "", "", "")
+
+Tiers = dict[str, dict[str, Any]]
 
 
 def main(arguments: list[str]) -> int:
     """Print the differences; 0 = same science."""
     a, b = (Path(argument) for argument in positional(arguments, __doc__, at_least=2, at_most=2))
-    by_run = rundir.is_run(a) and rundir.is_run(b)
-    tiers_a, tiers_b = (tiers_of_run(p) if by_run else tiers_of_config(load_config(p)) for p in (a, b))
+    tiers = tiers_of_run if rundir.is_run(a) and rundir.is_run(b) else tiers_of_config
+    tiers_a, tiers_b = tiers(a), tiers(b)
     found = {tier: differing(tiers_a[tier], tiers_b[tier]) for tier in tiers_a}
     for tier, rows in found.items():
         print_tier(tier, rows)
@@ -35,23 +41,29 @@ def main(arguments: list[str]) -> int:
     return 0 if same else 1
 
 
-def tiers_of_run(path: Path) -> dict[str, dict[str, Any]]:
-    """The tiers that a run recorded, its group choices first."""
+def tiers_of_run(path: Path) -> Tiers:
+    """The tiers that a run recorded, its group choices first.
+
+    Raises:
+        StorageError: the record lacks one.
+    """
     record = rundir.read_record(path)
-    skip = {"choices", *SCIENCE, "execution", "attempts", "digests", "updated", "corpus"}
-    return {
-        "choices": record["choices"],
-        **{tier: record[tier] for tier in (*SCIENCE, "execution")},
-        "recorded": {**{k: v for k, v in record.items() if k not in skip}, **recorded_of(load_config(path))},
-    }
+    tiers = ("choices", *SCIENCE, "execution")
+    try:
+        found: Tiers = {tier: record[tier] for tier in tiers}
+        overrides = dict(text.partition("=")[::2] for text in record["overrides"])
+    except KeyError as error:
+        raise StorageError(f"{path}: run.json has no {error}: damaged, or of another version") from None
+    rest = without(record, *tiers, *LEFT_OUT, "overrides")
+    return {**found, "recorded": {**rest, **recorded_of(load_config(path)), "overrides": overrides}}
 
 
-def tiers_of_config(cfg: Config) -> dict[str, dict[str, Any]]:
+def tiers_of_config(path: Path) -> Tiers:
     """The tiers as far as a configuration decides them; data are named by their settings, not by hash."""
-    identity = identify(cfg, UNRESOLVED, {key: v for key, v in plain(cfg.hardware).items() if key != "kind"})
-    training = {**identity.training, "data": {**identity.training["data"], **plain(cfg.data)}}
+    cfg = load_config(path)
+    identity = identify(cfg, UNRESOLVED, without(plain(cfg.hardware), "kind"))
     return {
-        "training": training,
+        "training": {**identity.training, "data": plain(cfg.data)},
         "measurement": identity.measurement,
         "execution": identity.execution,
         "recorded": recorded_of(cfg),
@@ -60,12 +72,8 @@ def tiers_of_config(cfg: Config) -> dict[str, dict[str, Any]]:
 
 def recorded_of(cfg: Config) -> dict[str, Any]:
     """Configuration that changes no number."""
-    return {
-        "arm": cfg.arm,
-        "labels": [cfg.model.label, cfg.optimizer.label, cfg.schedule.label],
-        **{name: plain(getattr(cfg, name)) for name in ("checkpoint", "logging", "sample", "resume", "gate")},
-        "stop_after_steps": cfg.stop_after_steps,
-    }
+    labels = {group: getattr(cfg, group).label for group in ("model", "optimizer", "schedule")}
+    return {"label": labels, **{name: plain(getattr(cfg, name)) for name in RECORDED_KEYS}}
 
 
 def print_tier(tier: str, rows: list[tuple[str, Any, Any]]) -> None:

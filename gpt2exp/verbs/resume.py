@@ -3,8 +3,8 @@
 Usage: gpt2exp resume RUN [key=value ...]
 
 Learning rate, decay and budget come from the run's own configuration and step. The keys worth giving are
-`stop_after_steps=N` (pause again there) and `resume.allow_inexact=true` (accept another machine, thread count or
-version; the run is stamped).
+`stop_after_steps=N` (pause again there) and `resume.allow_inexact=true` (accept another machine, thread
+count or version; the run is stamped).
 """
 
 from __future__ import annotations

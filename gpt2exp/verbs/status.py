@@ -5,6 +5,7 @@ Usage: gpt2exp status DIR
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from gpt2exp.errors import ConfigError, StorageError
 from gpt2exp.verbs_help import positional
 
 COLUMNS = ("run", "arm", "seed", "status", "step", "loss", "val loss", "attempts", "updated")
+PIPE_WIDTH = 10_000
+"""Columns of output that no person's terminal wraps."""
 
 
 def main(arguments: list[str]) -> int:
@@ -29,22 +32,28 @@ def main(arguments: list[str]) -> int:
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for run in runs:
         table.add_row(*row(run, root))
-    console = Console(highlight=False)
-    Console(highlight=False, width=console.width if console.is_terminal else 200).print(table)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    with console.capture() as printed:
+        console.print(table)
+    print(printed.get(), end="")
     return 0
 
 
 def row(run: Path, root: Path) -> list[str]:
     """The cells of one run; an unreadable one says so instead of hiding the others."""
-    name = str(run.relative_to(root)) if run != root else run.name
+    name = str(run.relative_to(root)) if run != root else run.resolve().name
     try:
-        record = rundir.read_record(run)
-    except StorageError:
-        return [name, "", "", "unreadable run.json", "", "", "", "", ""]
+        return [name, *cells(run, rundir.read_record(run))]
+    except (StorageError, ValueError, KeyError, TypeError):
+        return [name, "", "", "unreadable: damaged, or of another version", *[""] * (len(COLUMNS) - 4)]
+
+
+def cells(run: Path, record: dict[str, Any]) -> list[str]:
+    """All columns but the name."""
     metrics, evaluations = rundir.read_rows(run, "metrics"), rundir.read_rows(run, "evaluations")
     step = metrics[-1]["step"] if metrics else 0
     return [
-        name,
         record["arm"],
         str(record["seed"]),
         status_text(run, record),
@@ -57,9 +66,9 @@ def row(run: Path, root: Path) -> list[str]:
 
 
 def status_text(run: Path, record: dict[str, Any]) -> str:
-    """The recorded status; a run that says running but that no process holds was killed."""
+    """The recorded status; a run that says it is under way but that no process holds was killed."""
     status = str(record["status"])
-    if status == rundir.Status.running.name and not held(run):
+    if status in (rundir.Status.running.name, rundir.Status.claimed.name) and not held(run):
         return f"killed (gpt2exp resume {run})"
     inexact = " (inexact resume)" if record.get("inexact") else ""
     reason = f" ({record['reason']})" if record.get("reason") else ""
@@ -67,11 +76,14 @@ def status_text(run: Path, record: dict[str, Any]) -> str:
 
 
 def held(run: Path) -> bool:
-    """Whether a process holds the run's lock."""
-    lock = FileLock(run / ".lock")
+    """Whether a process holds the run's lock, as far as this one may know; makes no lock file."""
+    lock_file = run / ".lock"
+    if not lock_file.exists():
+        return False
+    lock = FileLock(lock_file)
     try:
         lock.acquire(timeout=0)
-    except Timeout:
+    except (Timeout, OSError):
         return True
     lock.release()
     return False

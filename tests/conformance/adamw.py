@@ -1,4 +1,4 @@
-"""AdamW: float64 reference from Loshchilov & Hutter (2019), Algorithm 2; peer torch.optim.AdamW, to the bit."""
+"""AdamW: float64 reference (Loshchilov & Hutter, 2019, Algorithm 2); peer torch.optim.AdamW, to the bit."""
 
 from __future__ import annotations
 

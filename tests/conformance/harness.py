@@ -91,10 +91,14 @@ class Stepper:
             )
 
 
-def random_tensors(seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> dict[str, torch.Tensor]:
+def random_tensors(
+    seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0
+) -> dict[str, torch.Tensor]:
     """One tensor of each shape, the same numbers in every dtype."""
     rng = np.random.default_rng(seed)
-    return {name: torch.tensor(scale * rng.standard_normal(shape)).to(dtype) for name, shape in SHAPES.items()}
+    return {
+        name: torch.tensor(scale * rng.standard_normal(shape)).to(dtype) for name, shape in SHAPES.items()
+    }
 
 
 def arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:

@@ -15,7 +15,9 @@ from gpt2exp.optim.registry import optimizers
 
 ROWS = rows()
 CASES = [
-    pytest.param(row, recipe, id=f"{row.kind}{index}") for row in ROWS for index, recipe in enumerate(row.recipes)
+    pytest.param(row, recipe, id=f"{row.kind}{index}")
+    for row in ROWS
+    for index, recipe in enumerate(row.recipes)
 ]
 FACTORS = (0.25, 0.5, 1.0, 1.0, 0.7, 0.3, 0.0, 0.1)
 
@@ -39,9 +41,7 @@ def test_every_registered_optimizer_has_a_row():
 
 @case
 def test_equals_its_float64_reference(row, recipe):
-    expected = row.reference(
-        recipe, arrays(random_tensors(1)), [arrays(g) for g in gradients()], FACTORS
-    )
+    expected = row.reference(recipe, arrays(random_tensors(1)), [arrays(g) for g in gradients()], FACTORS)
     found = arrays(stepped(recipe).params)
     for name in SHAPES:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
@@ -128,7 +128,10 @@ def test_extreme_gradients_stay_finite(row, recipe, scale):
 @case
 def test_transposed_and_strided_parameters_are_updated_like_contiguous_ones(row, recipe):
     plain = stepped(recipe, torch.float32)
-    odd = {name: p.t().contiguous().t() if p.dim() == 2 else p for name, p in random_tensors(1, torch.float32).items()}
+    odd = {
+        name: p.t().contiguous().t() if p.dim() == 2 else p
+        for name, p in random_tensors(1, torch.float32).items()
+    }
     stepper = Stepper(recipe, odd)
     assert any(not p.is_contiguous() for p in stepper.params.values())
     for grad, factor in zip(gradients(torch.float32), FACTORS, strict=True):

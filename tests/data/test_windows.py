@@ -239,14 +239,6 @@ def test_a_shard_of_exactly_one_upstream_window_is_enough():
     assert TrainingWindows(stream, Order.upstream_python, 16, 4).horizon == 2
 
 
-def test_a_corpus_below_the_budget_needs_allow_repeat():
-    windows = TrainingWindows(counting_stream(100), Order.exact_sequential, 16, 4)
-    windows.check_horizon(6, allow_repeat=False)
-    windows.check_horizon(7, allow_repeat=True)
-    with pytest.raises(DataError, match=r"wraps at update 6.*num_steps=7.*allow_repeat=true"):
-        windows.check_horizon(7, allow_repeat=False)
-
-
 @quick
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))
 def test_evaluation_covers_exactly_the_first_tokens(total_rows, context, rows):

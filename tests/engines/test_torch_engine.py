@@ -24,7 +24,11 @@ RECIPE = AdamWRecipe(lr=1e-2)
 
 def engine(micro=4, precision=Precision.fp32, recipe=RECIPE, seed=42, clip=1.0):
     return TorchEngine(
-        build(MODEL, seed, None), groups(recipe), LocalBackend(precision, 1), micro_batch_size=micro, max_grad_norm=clip
+        build(MODEL, seed, None),
+        groups(recipe),
+        LocalBackend(precision, 1),
+        micro_batch_size=micro,
+        max_grad_norm=clip,
     )
 
 

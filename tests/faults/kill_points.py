@@ -2,9 +2,9 @@
 
 Usage: python kill_points.py FOLDER [EVERY]
 
-One process imports everything and forks a child for each point, so a point costs a run of a tiny model and not
-the imports. A child counts fsync, rename, mkdir, unlink, rmdir and tensor writes, and sends itself SIGKILL at the
-n-th. For EVERY = 1 all points are taken. Prints one JSON object.
+One process imports everything and forks a child for each point, so a point costs a run of a tiny model
+and not the imports. A child counts fsync, rename, mkdir, unlink, rmdir and tensor writes, and sends itself
+SIGKILL at the n-th. For EVERY = 1 all points are taken. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -234,7 +234,10 @@ def test_an_event_cut_in_two_is_dropped(tmp_path):
     with (tmp_path / "run/events.jsonl").open("ab") as file:
         file.write(b'{"event":"chec')
     resume(tmp_path / "run")
-    assert [row["event"] for row in rundir.read_rows(tmp_path / "run", "events")][-2:] == ["checkpoint", "checkpoint"]
+    assert [row["event"] for row in rundir.read_rows(tmp_path / "run", "events")][-2:] == [
+        "checkpoint",
+        "checkpoint",
+    ]
 
 
 def test_too_many_gated_updates_end_the_run_and_keep_the_checkpoint(tmp_path, monkeypatch):
@@ -242,7 +245,9 @@ def test_too_many_gated_updates_end_the_run_and_keep_the_checkpoint(tmp_path, mo
 
     plain = TorchEngine._accumulate
     monkeypatch.setattr(
-        TorchEngine, "_accumulate", lambda self, w: plain(self, w) if self.step < 6 else plain(self, w) * float("nan")
+        TorchEngine,
+        "_accumulate",
+        lambda self, w: plain(self, w) if self.step < 6 else plain(self, w) * float("nan"),
     )
     with pytest.raises(NumericalError, match="4 updates in a row"):
         start(tmp_path / "run", "gate.patience=3")
@@ -259,7 +264,9 @@ def test_patience_counts_across_a_resume(tmp_path, monkeypatch):
 
     plain = TorchEngine._accumulate
     monkeypatch.setattr(
-        TorchEngine, "_accumulate", lambda self, w: plain(self, w) if self.step < 6 else plain(self, w) * float("nan")
+        TorchEngine,
+        "_accumulate",
+        lambda self, w: plain(self, w) if self.step < 6 else plain(self, w) * float("nan"),
     )
     with pytest.raises(StoppedError):
         start(tmp_path / "run", "gate.patience=3", "stop_after_steps=8")
