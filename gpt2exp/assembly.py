@@ -20,7 +20,6 @@ from gpt2exp.errors import ConfigError
 from gpt2exp.experiment import Request
 from gpt2exp.identity import Identity, InputRecord, needs_upstream, plain, readable_ids
 from gpt2exp.models.upstream import SourceFile, locate
-from gpt2exp.optim.base import max_grad_norm
 from gpt2exp.optim.registry import optimizers
 from gpt2exp.projection import check_disk, micro_batch_size
 from gpt2exp.train.evaluate import Validation
@@ -40,9 +39,7 @@ class Inputs:
     @property
     def notes(self) -> list[str]:
         """What a person should know about the inputs."""
-        lines = (
-            [f"model file {self.source.path} (SHA256 {self.source.sha256[:12]}...)"] if self.source else []
-        )
+        lines = [f"model file {self.source.path} (SHA256 {self.source.sha256[:12]}...)"] if self.source else []
         train, val = self.corpus.train.num_tokens, self.corpus.val.num_tokens
         return [*lines, f"corpus {self.corpus.name}: {train:,} training and {val:,} validation tokens"]
 
@@ -94,9 +91,7 @@ def budget_problems(cfg: Config, corpus: Corpus, windows: TrainingWindows) -> li
     """Rules that need the corpus: vocabulary, horizon, evaluation inside the split."""
     problems = []
     if corpus.vocab_size > cfg.model.vocab_size:
-        problems.append(
-            f"model.vocab_size={cfg.model.vocab_size}: the corpus has a vocabulary of {corpus.vocab_size}"
-        )
+        problems.append(f"model.vocab_size={cfg.model.vocab_size}: the corpus has a vocabulary of {corpus.vocab_size}")
     steps = cfg.schedule.num_steps
     if steps > windows.horizon and not cfg.data.allow_repeat:
         problems.append(
@@ -121,7 +116,7 @@ def validation(cfg: Config, corpus: Corpus, rows: int) -> Validation | None:
 
 def slot_count(cfg: Config) -> int:
     """Optimizer state tensors per parameter, at most."""
-    groups = optimizers()[cfg.optimizer.kind].groups(cfg.optimizer)
+    groups = optimizers()[cfg.optimizer.kind].groups(cfg.optimizer, cfg.model.n_head)
     return max(len(group.rule.slots) for group in groups)
 
 
@@ -131,12 +126,15 @@ def torch_engine(cfg: Config, source: SourceFile | None, rows: int) -> Engine:
     from gpt2exp.engines.torch.engine import TorchEngine
     from gpt2exp.models.build import build
 
+    optimizer = optimizers()[cfg.optimizer.kind]
     return TorchEngine(
         build(cfg.model, cfg.seed, source),
-        optimizers()[cfg.optimizer.kind].groups(cfg.optimizer),
-        LocalBackend(cfg.precision, cfg.hardware.threads),
+        optimizer.groups(cfg.optimizer, cfg.model.n_head),
+        LocalBackend(cfg.precision, cfg.hardware.threads, cfg.hardware.orthogonalizer),
         micro_batch_size=rows,
-        max_grad_norm=max_grad_norm(cfg.optimizer),
+        clip=optimizer.clip(cfg.optimizer),
+        qk_clip=optimizer.qk_clip(cfg.optimizer),
+        measure_every=cfg.logging.log_every,
     )
 
 

@@ -33,9 +33,7 @@ CHOICES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
-HYDRA_FLAGS = (
-    {long: long for long in (*SWITCHES.values(), *FLAGS_WITH_VALUE.values())} | SWITCHES | FLAGS_WITH_VALUE
-)
+HYDRA_FLAGS = {long: long for long in (*SWITCHES.values(), *FLAGS_WITH_VALUE.values())} | SWITCHES | FLAGS_WITH_VALUE
 
 OTHER_TRAINERS_FLAGS = {
     "learning_rate": "optimizer.lr={value}",

@@ -203,7 +203,5 @@ def _chosen(plain: Any, group: str, schemas: Mapping[str, type]) -> type:
     section = plain.get(group) if isinstance(plain, DictConfig) else None
     kind = str(section.get("kind")) if isinstance(section, DictConfig) else None
     if kind is None or kind not in schemas:
-        raise ConfigError(
-            f"{group}.kind={kind}: not a configuration of gpt2exp (known: {', '.join(schemas)})"
-        )
+        raise ConfigError(f"{group}.kind={kind}: not a configuration of gpt2exp (known: {', '.join(schemas)})")
     return schemas[kind]

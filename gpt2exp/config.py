@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2exp.optim.base import Recipe
+from gpt2exp.optim.orthogonalize import OrthogonalizerKind
 
 MISSING: Any = "???"
 
@@ -176,6 +177,7 @@ class HardwareConfig:
     devices: int = 1
     micro_batch_size: int | None = None
     threads: int | None = None
+    orthogonalizer: OrthogonalizerKind = OrthogonalizerKind.auto
     default_precision: Precision = Precision.fp32
 
 

@@ -60,9 +60,7 @@ def run(cfg: Config, request: Request) -> float | None:
         directory.close()
 
 
-def open_directory(
-    cfg: Config, request: Request, parts: Parts, identity: Identity, resuming: bool
-) -> RunDirectory:
+def open_directory(cfg: Config, request: Request, parts: Parts, identity: Identity, resuming: bool) -> RunDirectory:
     """Claim a new directory, or reopen the run that is being resumed."""
     from gpt2exp.assembly import record_of, yaml_of
     from gpt2exp.train.resume import check_same_run

@@ -98,9 +98,7 @@ def refusal(command: CommandLine, error: Exception) -> Gpt2ExpError:
     from gpt2exp.explain import Explainer, describe
 
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return StorageError(
-            f"{error.filename}: {error.strerror}; choose another hydra.run.dir or hydra.sweep.dir"
-        )
+        return StorageError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir or hydra.sweep.dir")
     if "--shell-completion" in command.flags:
         return ConfigError(f"--shell-completion: {describe(error)}")
     with hydra_ready(command.value("--config-dir")):

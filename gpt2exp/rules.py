@@ -113,8 +113,7 @@ def _schedule(cfg: Config) -> Iterator[str]:
         yield f"schedule.warmup_fraction={schedule.warmup_fraction:g}: must lie in [0, 1)"
     elif warmup_steps(schedule) >= schedule.num_steps:
         yield (
-            f"schedule.warmup_steps={warmup_steps(schedule)}: must be less than "
-            f"schedule.num_steps={schedule.num_steps}"
+            f"schedule.warmup_steps={warmup_steps(schedule)}: must be less than schedule.num_steps={schedule.num_steps}"
         )
 
 
@@ -139,8 +138,7 @@ def _data(cfg: Config) -> Iterator[str]:
     vocabulary = data_vocabulary(cfg)
     if vocabulary is not None and vocabulary > cfg.model.vocab_size:
         yield (
-            f"model.vocab_size={cfg.model.vocab_size}: smaller than the vocabulary of data={data.kind} "
-            f"({vocabulary})"
+            f"model.vocab_size={cfg.model.vocab_size}: smaller than the vocabulary of data={data.kind} ({vocabulary})"
         )
     if data.order is Order.exact_sequential and data.window_tokens is not None:
         yield f"data.window_tokens={data.window_tokens}: only data.order=upstream_python reads it"
@@ -171,8 +169,7 @@ def _evaluation(cfg: Config) -> Iterator[str]:
         return
     if evaluation.tokens < 1 or evaluation.tokens % context:
         yield (
-            f"evaluation.tokens={evaluation.tokens}: must be a positive multiple of "
-            f"schedule.context_length={context}"
+            f"evaluation.tokens={evaluation.tokens}: must be a positive multiple of schedule.context_length={context}"
         )
     if isinstance(cfg.data, SyntheticData) and evaluation.tokens >= cfg.data.val_tokens:
         yield (

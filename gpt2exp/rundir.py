@@ -66,9 +66,7 @@ class RunDirectory:
         except RefusedError:
             lock.release()
             raise
-        run = cls(
-            path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []}
-        )
+        run = cls(path, lock, {"schema": SCHEMA_VERSION, "status": Status.claimed.name, **record, "attempts": []})
         atomic.write_text(path / "config.yaml", config_yaml)
         run.save()
         return run
@@ -206,9 +204,7 @@ def check_unused(path: Path) -> None:
 def used_message(path: Path) -> str:
     """What to say about a directory in use."""
     if (path / "run.json").exists():
-        return (
-            f"{path}: holds a run already; continue it (gpt2exp resume {path}) or set another hydra.run.dir"
-        )
+        return f"{path}: holds a run already; continue it (gpt2exp resume {path}) or set another hydra.run.dir"
     return f"{path}: not empty and not a run; set another hydra.run.dir"
 
 

@@ -98,9 +98,7 @@ def declared_names(node: DictConfig) -> list[str]:
 
 def is_section(node: Any) -> bool:
     """Whether a node holds keys."""
-    return isinstance(node, DictConfig) and not (
-        node._is_none() or node._is_missing() or node._is_interpolation()
-    )
+    return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
 def unknown_keys(cfg: DictConfig) -> list[str]:

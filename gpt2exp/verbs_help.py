@@ -11,9 +11,7 @@ class HelpShown(SystemExit):
     """Raised after printing a verb's help."""
 
 
-def positional(
-    arguments: Sequence[str], doc: str | None, at_least: int, at_most: int | None = None
-) -> list[str]:
+def positional(arguments: Sequence[str], doc: str | None, at_least: int, at_most: int | None = None) -> list[str]:
     """The arguments, after answering --help and counting them.
 
     Raises:

@@ -36,9 +36,7 @@ def test_evaluation_must_fit_the_split(tmp_path):
             "schedule.tokens_per_step=256", "schedule.context_length=64", "evaluation.tokens=12800",
         ]))  # fmt: skip
     assert len(caught.value.problems) == 2
-    assert (
-        "evaluation.tokens=12800" in caught.value.problems[1] and "num_steps=500" in caught.value.problems[0]
-    )
+    assert "evaluation.tokens=12800" in caught.value.problems[1] and "num_steps=500" in caught.value.problems[0]
 
 
 def test_characters_beyond_the_models_vocabulary_are_refused(tmp_path):

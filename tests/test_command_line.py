@@ -145,12 +145,12 @@ OVERRIDES = {
     "model.bias=maybe": ["model.bias=maybe: expected true or false"],
     "precision=fp16": ["precision=fp16: expected one of fp32, fp64, bf16"],
     "schedule.decay=cos": ["schedule.decay=cos: expected one of cosine, linear, constant"],
-    "optimizer.betas=0.9": ["optimizer.betas=0.9: expected a list of numbers, '[a,b]'"],
-    "optimizer.betas=[a,b]": ["optimizer.betas=[a,b]: expected a list of numbers, '[a,b]'"],
-    "optimizer.betas=[0.9,true]": ["optimizer.betas=[0.9,true]: expected a list of numbers, '[a,b]'"],
+    "optimizer=adamw optimizer.betas=0.9": ["optimizer.betas=0.9: expected a list of numbers, '[a,b]'"],
+    "optimizer=adamw optimizer.betas=[a,b]": ["optimizer.betas=[a,b]: expected a list of numbers, '[a,b]'"],
+    "optimizer=adamw optimizer.betas=[0.9,true]": ["optimizer.betas=[0.9,true]: expected a list of numbers, '[a,b]'"],
     "data=text data.paths=a.txt": ["data.paths=a.txt: expected a list of texts, '[a,b]'"],
     "checkpoint=3": ["checkpoint=3: expected its keys one by one (this is a group of keys, not a value)"],
-    "optimizer={lrr:3}": ["optimizer={lrr:3}: optimizer.lrr: Key 'lrr' not in 'AdamWRecipe'"],
+    "schedule={lrr:3}": ["schedule={lrr:3}: schedule.lrr: Key 'lrr' not in 'ScheduleConfig'"],
     # choices
     "optimizer='adamww'": [
         f"optimizer='adamww': no such option (has: {OPTIMIZERS}); did you mean optimizer=adamw?"

@@ -94,7 +94,7 @@ def test_arm_and_precision_follow_their_sources_until_given():
 
 
 def test_composed_values_have_the_schemas_types():
-    config = compose(["optimizer.lr=1", "data=text", "data.paths=[a,b]", "optimizer.betas=[0,0.5]"])
+    config = compose(["optimizer=adamw", "optimizer.lr=1", "data=text", "data.paths=[a,b]", "optimizer.betas=[0,0.5]"])
     assert config.data.paths == ("a", "b") and config.data.val_paths == ()
     assert config.optimizer.betas == (0.0, 0.5)
     assert type(config.optimizer.lr) is float and type(config.optimizer.betas[0]) is float
@@ -107,9 +107,7 @@ def test_help_and_cfg_job_import_nothing_heavy(arguments, tmp_path):
         f"atexit.register(lambda: print('HEAVY', sorted(set({HEAVY}) & set(sys.modules))))\n"
         f"main({arguments})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
     assert list(tmp_path.iterdir()) == []
 
@@ -122,7 +120,7 @@ text = st.text(" \n\r\t'\"#:-?[]{}$!&*%@`|>\\,~=.e+_0179aZnué😀\ufeff\x00\x1b
 
 @st.composite
 def configs(draw):
-    base = quickly("data=text", "data.paths=[a.txt]")
+    base = quickly("optimizer=adamw", "data=text", "data.paths=[a.txt]")
     num_steps = draw(st.integers(1, 10**9))
     return replace(
         base,
@@ -168,7 +166,7 @@ def test_what_cfg_job_prints_is_a_configuration_file(tmp_path):
 
 
 def test_a_recorded_configuration_takes_single_keys(tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml_of(quickly()), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(yaml_of(quickly("optimizer=adamw")), encoding="utf-8")
     changed = load_config(tmp_path, ["stop_after_steps=5", "optimizer.betas=[0.5,0.6]"])
     assert (changed.stop_after_steps, changed.optimizer.betas) == (5, (0.5, 0.6))
 
@@ -193,7 +191,7 @@ def test_a_recorded_configuration_takes_single_keys(tmp_path):
     ids=lambda value: value[0],
 )
 def test_overrides_that_do_not_fit_a_recorded_configuration(overrides, problems, tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml_of(quickly()), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(yaml_of(quickly("optimizer=adamw")), encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         load_config(tmp_path, overrides)
     assert len(refused.value.problems) == len(problems)
@@ -215,7 +213,7 @@ def test_overrides_that_do_not_fit_a_recorded_configuration(overrides, problems,
 )
 def test_a_damaged_recorded_configuration_names_file_and_fault(change, problem, tmp_path):
     file = tmp_path / "config.yaml"
-    whole = yaml_of(quickly())
+    whole = yaml_of(quickly("optimizer=adamw"))
     assert change[0] in whole
     file.write_text(whole.replace(*change), encoding="utf-8")
     with pytest.raises(ConfigError) as refused:

@@ -67,9 +67,7 @@ def test_a_folder_with_anything_in_it_is_refused(cli, tiny_run, tmp_path):
     assert cli(*tiny_run, "hydra.run.dir=").status == 3
 
 
-@pytest.mark.parametrize(
-    "place", ["file", "file/below", "x" * 300], ids=["file", "below a file", "long name"]
-)
+@pytest.mark.parametrize("place", ["file", "file/below", "x" * 300], ids=["file", "below a file", "long name"])
 def test_a_place_where_no_directory_can_be_is_a_storage_error(place, cli, tiny_run, tmp_path):
     (tmp_path / "file").write_text("text")
     done = cli(*tiny_run, f"hydra.run.dir={place}")
@@ -124,10 +122,10 @@ def test_the_task_checks_again_when_the_gate_was_turned_off(cli):
 
 
 def test_a_multirun_runs_every_combination_to_its_end_and_is_not_run_into_again(cli, tiny_run, tmp_path):
-    arguments = ("-m", "seed=1,2", *tiny_run, "hydra.sweep.dir=all")
+    arguments = ("-m", "seed=1,2", "arm=x", *tiny_run, "hydra.sweep.dir=all")
     done = cli(*arguments)
     assert (done.status, done.err) == (0, "")
-    assert statuses(tmp_path / "all") == {"seed=1/adamw_nano": "complete", "seed=2/adamw_nano": "complete"}
+    assert statuses(tmp_path / "all") == {"seed=1/x": "complete", "seed=2/x": "complete"}
     before = {name: data for name, data in contents(tmp_path).items() if not name.endswith("multirun.yaml")}
     again = cli(*arguments)
     assert (again.status, len(again.problems)) == (3, 1)
@@ -142,8 +140,8 @@ def test_seed_and_arm_name_the_directory(cli, monkeypatch, tmp_path):
 
 def test_a_protocol_runs_its_plan(cli, monkeypatch, tmp_path):
     folders = record_runs(monkeypatch, seen=lambda cfg, request: str(request.directory.relative_to(tmp_path)))
-    assert cli("-m", "protocol=three_seeds").status == 0
-    assert folders == [f"outputs/three_seeds/seed={seed}/adamw_nano" for seed in (42, 43, 44)]
+    assert cli("-m", "protocol=three_seeds", "arm=x").status == 0
+    assert folders == [f"outputs/three_seeds/seed={seed}/x" for seed in (42, 43, 44)]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +199,9 @@ def test_a_run_that_fails_stops_the_runs_behind_it(error, status, cli, monkeypat
 
 
 def test_a_run_that_pauses_stops_the_runs_behind_it(cli, tiny_run, tmp_path):
-    done = cli("-m", "seed=1,2", *tiny_run, "stop_after_steps=2", "hydra.sweep.dir=all")
+    done = cli("-m", "seed=1,2", "arm=x", *tiny_run, "stop_after_steps=2", "hydra.sweep.dir=all")
     assert done.status == 4 and len(done.problems) == 1
-    assert statuses(tmp_path / "all") == {"seed=1/adamw_nano": "paused"}
+    assert statuses(tmp_path / "all") == {"seed=1/x": "paused"}
 
 
 REFUSED_PLANS = {
@@ -218,12 +216,12 @@ REFUSED_PLANS = {
     "seed=interval(1,2)": ["seed=interval(1,2): sweep over values, a,b,c, or range(start,stop)"],
     "seed=range(0)": ["seed=range(0): gives no value to sweep over"],
     "optimizer=glob(zzz*)": ["optimizer=glob(zzz*): gives no value to sweep over"],
-    "optimizer.lr=1e-3,2e-3": [
-        "hydra.sweep.subdir=seed=42/adamw_nano: the same directory for 2 runs (optimizer.lr=0.001, "
+    "optimizer.lr=1e-3,2e-3 arm=x": [
+        "hydra.sweep.subdir=seed=42/x: the same directory for 2 runs (optimizer.lr=0.001, "
         "optimizer.lr=0.002); give them different arms (arm=...) or put what is swept into hydra.sweep.subdir"
     ],
-    "seed=1,1": [
-        "hydra.sweep.subdir=seed=1/adamw_nano: the same directory for 2 runs (seed=1, seed=1); give them "
+    "seed=1,1 arm=x": [
+        "hydra.sweep.subdir=seed=1/x: the same directory for 2 runs (seed=1, seed=1); give them "
         "different arms (arm=...) or put what is swept into hydra.sweep.subdir"
     ],
     "hydra.sweep.subdir=${nosuch} seed=1,2": ["hydra.sweep.subdir: Interpolation key 'nosuch' not found"],

@@ -21,9 +21,7 @@ YAML = sorted(file for folder in SHIPPED.values() for file in (ROOT / folder).rg
 
 
 def test_the_packages_listed_are_the_folders_that_exist():
-    found = {
-        ".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "gpt2exp").rglob("__init__.py")
-    }
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "gpt2exp").rglob("__init__.py")}
     assert set(SETUPTOOLS["packages"]) == found | set(SHIPPED)
 
 
@@ -81,9 +79,7 @@ def test_a_bare_checkout_composes_the_same_from_anywhere(bare_checkout, tmp_path
 
 
 def test_a_wheel_composes_the_same_from_anywhere(bare_checkout, tmp_path):
-    pytest.importorskip(
-        "setuptools", minversion="77", reason="built without isolation, so without a download"
-    )
+    pytest.importorskip("setuptools", minversion="77", reason="built without isolation, so without a download")
     wheels, installed, elsewhere = (tmp_path / name for name in ("wheels", "installed", "elsewhere"))
     elsewhere.mkdir()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -98,12 +94,8 @@ def test_a_wheel_composes_the_same_from_anywhere(bare_checkout, tmp_path):
     ]
     subprocess.run([*pip, *build], check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--no-index", "--target", str(installed), str(wheel)], check=True
-    )
-    shipped_files = {
-        str(f.relative_to(installed / "gpt2exp")) for f in (installed / "gpt2exp").rglob("*.yaml")
-    }
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(installed), str(wheel)], check=True)
+    shipped_files = {str(f.relative_to(installed / "gpt2exp")) for f in (installed / "gpt2exp").rglob("*.yaml")}
     assert shipped_files == {str(file.relative_to(ROOT)) for file in YAML}
     assert (installed / "gpt2exp/py.typed").exists()
     assert {f.name for f in installed.iterdir() if f.suffix != ".dist-info"} == {"gpt2exp", "bin"}

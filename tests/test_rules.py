@@ -49,16 +49,10 @@ BROKEN = {
     "schedule.warmup_steps=null": [
         "schedule.warmup_steps=null and schedule.warmup_fraction=null: give exactly one, null the other"
     ],
-    "schedule.warmup_steps=null schedule.warmup_fraction=1": [
-        "schedule.warmup_fraction=1: must lie in [0, 1)"
-    ],
+    "schedule.warmup_steps=null schedule.warmup_fraction=1": ["schedule.warmup_fraction=1: must lie in [0, 1)"],
     "schedule.min_lr_ratio=1.5": ["schedule.min_lr_ratio=1.5: must lie in [0, 1]"],
-    "evaluation.tokens=100": [
-        "evaluation.tokens=100: must be a positive multiple of schedule.context_length=128"
-    ],
-    "evaluation.tokens=0": [
-        "evaluation.tokens=0: must be a positive multiple of schedule.context_length=128"
-    ],
+    "evaluation.tokens=100": ["evaluation.tokens=100: must be a positive multiple of schedule.context_length=128"],
+    "evaluation.tokens=0": ["evaluation.tokens=0: must be a positive multiple of schedule.context_length=128"],
     "data=synthetic data.val_tokens=65536": [
         "evaluation.tokens=65536: the split has 65536 tokens, so at most 65535 targets"
     ],
@@ -72,14 +66,12 @@ BROKEN = {
     "optimizer.lr=10 optimizer.weight_decay=0.2": [
         "optimizer.weight_decay=0.2: lr*weight_decay is 2, and must stay below 1"
     ],
-    "optimizer.betas=[0.9,1]": ["optimizer.betas[1]=1: must lie in [0, 1)"],
-    "optimizer.betas=[0.9]": ["optimizer.betas=[0.9]: expected 2 values, found 1"],
-    "optimizer.betas=[0.9,0.9,0.9]": ["optimizer.betas=[0.9, 0.9, 0.9]: expected 2 values, found 3"],
-    "optimizer.betas=[]": ["optimizer.betas=[]: expected 2 values, found 0"],
-    "optimizer.eps=0": ["optimizer.eps=0: must be greater than 0"],
-    "optimizer=sgd optimizer.nesterov=true": [
-        "optimizer.nesterov=true: needs optimizer.momentum greater than 0"
-    ],
+    "optimizer=adamw optimizer.betas=[0.9,1]": ["optimizer.betas[1]=1: must lie in [0, 1)"],
+    "optimizer=adamw optimizer.betas=[0.9]": ["optimizer.betas=[0.9]: expected 2 values, found 1"],
+    "optimizer=adamw optimizer.betas=[0.9,0.9,0.9]": ["optimizer.betas=[0.9, 0.9, 0.9]: expected 2 values, found 3"],
+    "optimizer=adamw optimizer.betas=[]": ["optimizer.betas=[]: expected 2 values, found 0"],
+    "optimizer=adamw optimizer.eps=0": ["optimizer.eps=0: must be greater than 0"],
+    "optimizer=sgd optimizer.nesterov=true": ["optimizer.nesterov=true: needs optimizer.momentum greater than 0"],
     "optimizer.kind=sgd": ["optimizer.kind=sgd: is not set alone; choose optimizer=<option>"],
     "optimizer.kind=lion": ["optimizer.kind=lion: is not set alone; choose optimizer=<option>"],
     "data.kind=text": ["data.kind=text: is not set alone; choose data=<option>"],
@@ -126,9 +118,7 @@ def test_a_broken_rule_is_one_line_with_the_value_and_what_is_right(overrides):
     assert problems(*overrides.split()) == BROKEN[overrides]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [*((key, 0) for key in AT_LEAST_ONE), *((key, -1) for key in AT_LEAST_ZERO)]
-)
+@pytest.mark.parametrize(("key", "value"), [*((key, 0) for key in AT_LEAST_ONE), *((key, -1) for key in AT_LEAST_ZERO)])
 def test_numbers_below_their_least_value(key, value):
     assert f"{key}={value}: must be at least {value + 1}" in problems(f"{key}={value}")
 
@@ -149,15 +139,13 @@ def test_numbers_are_finite(choice, key, value):
 
 
 def test_numbers_in_lists_and_fractions_are_finite():
-    assert problems("optimizer.betas=[0.9,nan]") == ["optimizer.betas=[0.9, nan]: must be finite"]
+    assert problems("optimizer=adamw", "optimizer.betas=[0.9,nan]") == ["optimizer.betas=[0.9, nan]: must be finite"]
     fraction = ["schedule.warmup_steps=null", "schedule.warmup_fraction=nan"]
     assert problems(*fraction) == ["schedule.warmup_fraction=nan: must be finite"]
 
 
 def test_problems_of_independent_sections_come_at_once():
-    assert problems(
-        "schedule.num_steps=0", "optimizer.lr=-1", "hardware.kind=abacus", "model.n_head=3", "arm=/"
-    ) == [
+    assert problems("schedule.num_steps=0", "optimizer.lr=-1", "hardware.kind=abacus", "model.n_head=3", "arm=/") == [
         "schedule.num_steps=0: must be at least 1",
         "model.n_head=3: must divide model.n_embd=128",
         "optimizer.lr=-1: must not be negative",
@@ -179,7 +167,7 @@ def test_problems_of_independent_sections_come_at_once():
         "evaluation.every=null evaluation.tokens=7",
         "data=synthetic data.val_tokens=65537",
         "optimizer.lr=0",
-        "optimizer.betas=[0,0]",
+        "optimizer=adamw optimizer.betas=[0,0]",
         "checkpoint.every=null checkpoint.keep=0",
         "stop_after_steps=1000",
         "seed=9223372036854775807",

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "gpt2exp"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "numpy", "pandas", "scipy", "matplotlib", "weightwatcher"}
 
-OPTIM_RECIPES = {"optim.base", "optim.registry", "optim.param_groups", "optim.checks"}
+OPTIM_RECIPES = {"optim.base", "optim.registry", "optim.param_groups", "optim.checks", "optim.orthogonalize"}
 SETTLED = {"config", "validate", "rules", "suggest", "identity", "compose", "explain", "schedule", "atomic"}
 ALLOWED = {
     "errors": set(),
@@ -33,7 +33,7 @@ ALLOWED = {
     "gate": {"config", "validate", "identity", "compose", "explain", "main"},
     "rundir": {"atomic", "identity"},
     "projection": {"config"},
-    "optim": {"schedule", "optim"},
+    "optim": {"schedule", "optim", "engines.torch"},
     "models": {"config", "atomic", "models", "data.download"},
     "data": {"config", "atomic", "data"},
     "engines": {"models", "optim", "data.windows", "engines", "config"},
@@ -192,7 +192,7 @@ class SignSGDRule:
             ops.subtract_scaled(p, g.sign(), scalars["lr"])
 
 
-def groups(recipe):
+def groups(recipe, n_head):
     return (GroupRule("all", lambda tensor: True, SignSGDRule(recipe.lr)),)
 
 

@@ -89,9 +89,7 @@ def _load_text(data: TextData) -> Corpus:
     documents = read_documents(data.paths, "data.paths")
     val_documents = read_documents(data.val_paths, "data.val_paths")
     _check_documents(documents, val_documents)
-    tokenizer = tokenizer_for(
-        data.tokenizer, [*documents, *val_documents], data.vocab_size, data.tokenizer_path
-    )
+    tokenizer = tokenizer_for(data.tokenizer, [*documents, *val_documents], data.vocab_size, data.tokenizer_path)
     train = encode_documents(tokenizer, documents)
     if data.val_paths:
         val = encode_documents(tokenizer, val_documents)
@@ -180,9 +178,7 @@ _LOADERS: dict[str, Callable[[Any], Corpus]] = {
 }
 
 
-def _tokenized(
-    name: str, tokenizer: Tokenizer, train: Tokens, val: Tokens, record: dict[str, JSON]
-) -> Corpus:
+def _tokenized(name: str, tokenizer: Tokenizer, train: Tokens, val: Tokens, record: dict[str, JSON]) -> Corpus:
     streams = TokenStream((train,)), TokenStream((val,))
     vocabulary = {"tokenizer": tokenizer.name, "vocabulary": tokenizer.source}
     return Corpus(

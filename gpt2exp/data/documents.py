@@ -71,9 +71,7 @@ def read_documents(patterns: Sequence[str], key: str) -> list[Document]:
         if not found:
             folder = Path(pattern).expanduser().is_dir()
             problem = "is a folder: name its files, e.g. with /*.txt" if folder else "matches no file"
-            raise DataError(
-                f"{key}: {pattern} {problem} (current directory {Path.cwd()}); correct the path or glob"
-            )
+            raise DataError(f"{key}: {pattern} {problem} (current directory {Path.cwd()}); correct the path or glob")
         paths.update(found)
     return [read_document(path) for path in sorted(paths, key=Path.as_posix)]
 
@@ -105,6 +103,4 @@ def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document]) -> Tok
     """
     if isinstance(tokenizer, ByteTokenizer):
         return tokenizer.encode_bytes(b"".join(document.data for document in documents))
-    return np.concatenate(
-        [np.empty(0, dtype=np.uint16), *(tokenizer.encode(document.text) for document in documents)]
-    )
+    return np.concatenate([np.empty(0, dtype=np.uint16), *(tokenizer.encode(document.text) for document in documents)])

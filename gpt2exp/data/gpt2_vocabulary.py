@@ -125,9 +125,7 @@ def write_tiktoken_cache(folder: Path, path: str | None = None) -> str:
             assert hashlib.sha256(content).hexdigest() == published.sha256, f"rebuilt {published.url} wrongly"
             atomic.write_bytes(folder / published.tiktoken_name, content)
     except OSError as error:
-        raise StorageError(
-            f"cannot write {folder}: {error.strerror or error}; choose another folder"
-        ) from error
+        raise StorageError(f"cannot write {folder}: {error.strerror or error}; choose another folder") from error
     return vocabulary.source
 
 

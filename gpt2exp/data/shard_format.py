@@ -99,8 +99,7 @@ def _check_tokens(path: Path, tokens: NDArray[Any]) -> None:
     if low < 0 or high >= MAX_VOCAB_SIZE:
         wrong = int(np.argmax((tokens < 0) | (tokens >= MAX_VOCAB_SIZE)))
         raise DataError(
-            f"cannot write shard {path}: token {int(tokens[wrong])} at offset {wrong} does not fit uint16 (0 "
-            "to 65,535)"
+            f"cannot write shard {path}: token {int(tokens[wrong])} at offset {wrong} does not fit uint16 (0 to 65,535)"
         )
 
 
@@ -133,9 +132,7 @@ def _header_problem(head: bytes) -> str | None:
             "tokenize with llm.c's `-m gpt-2`"
         )
     if head[:4] == MAGIC.to_bytes(4, "big"):
-        return (
-            f"big-endian (magic {MAGIC} byte-swapped), expected little-endian: write it again as '<i4', '<u2'"
-        )
+        return f"big-endian (magic {MAGIC} byte-swapped), expected little-endian: write it again as '<i4', '<u2'"
     if magic != MAGIC:
         return (
             f"magic 0x{magic & 0xFFFFFFFF:08x}, expected 0x{MAGIC:08x} ({MAGIC}): not an llm.c shard "
@@ -155,9 +152,7 @@ def _size_problem(head: bytes, size: int) -> str | None:
         return None
     if body == 2 * expected:
         return f"{num_tokens:,} tokens in {body:,} bytes are uint32, expected uint16: write it again as '<u2'"
-    counts = f"header claims {num_tokens:,} tokens, the body holds {body / TOKEN_BYTES:,.1f}".removesuffix(
-        ".0"
-    )
+    counts = f"header claims {num_tokens:,} tokens, the body holds {body / TOKEN_BYTES:,.1f}".removesuffix(".0")
     if body < expected:
         return f"{expected - body:,} bytes missing ({counts}): an interrupted download; {_AGAIN}"
     return f"{body - expected:,} bytes too many ({counts}): two writers or a wrong header; {_AGAIN}"

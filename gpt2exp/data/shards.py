@@ -44,8 +44,7 @@ def open_shards(pattern: str, vocab_size: int, key: str = "pattern") -> list[Sha
     """
     if not 2 <= vocab_size <= MAX_VOCAB_SIZE:
         raise ConfigError(
-            f"data.vocab_size={vocab_size}: shards hold uint16 tokens, so it must be between 2 and "
-            f"{MAX_VOCAB_SIZE:,}"
+            f"data.vocab_size={vocab_size}: shards hold uint16 tokens, so it must be between 2 and {MAX_VOCAB_SIZE:,}"
         )
     paths = expand(pattern)
     if not paths:
@@ -110,9 +109,7 @@ def _check_names(paths: Sequence[Path], pattern: str, key: str) -> None:
             )
     sets = sorted({str(path.parent / name["set"]) for path, name in zip(paths, names, strict=True) if name})
     if len(sets) > 1:
-        raise DataError(
-            f"{matched} {len(sets)} sets of shards ({', '.join(sets)}*): narrow the glob to one of them"
-        )
+        raise DataError(f"{matched} {len(sets)} sets of shards ({', '.join(sets)}*): narrow the glob to one of them")
     _check_numbers([int(name["number"]) for name in names if name], matched)
 
 

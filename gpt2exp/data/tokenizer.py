@@ -179,10 +179,7 @@ class Gpt2Tokenizer:
     def decode(self, ids: IdSequence) -> str:
         """Text of `ids`; ids outside the vocabulary (a padded model's) become U+FFFD."""
         invalid = b"\xff"
-        parts = (
-            self._encoding.decode_single_token_bytes(int(i)) if 0 <= i < GPT2_VOCAB_SIZE else invalid
-            for i in ids
-        )
+        parts = (self._encoding.decode_single_token_bytes(int(i)) if 0 <= i < GPT2_VOCAB_SIZE else invalid for i in ids)
         return b"".join(parts).decode("utf-8", errors="replace")
 
 

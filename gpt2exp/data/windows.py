@@ -170,8 +170,7 @@ class TrainingWindows:
         problems = []
         if step < 1 or context < 1 or step % context:
             problems.append(
-                f"schedule.tokens_per_step={step} is not a positive multiple of "
-                f"schedule.context_length={context}"
+                f"schedule.tokens_per_step={step} is not a positive multiple of schedule.context_length={context}"
             )
         elif self.order is Order.exact_sequential and span != step:
             problems.append(
@@ -220,8 +219,7 @@ def evaluation_windows(stream: TokenStream, tokens: int, context_length: int, ro
     assert rows > 0, "a window has at least one row"
     if tokens < 1 or tokens % context_length:
         raise ConfigError(
-            f"evaluation.tokens={tokens} is not a positive multiple of "
-            f"schedule.context_length={context_length}"
+            f"evaluation.tokens={tokens} is not a positive multiple of schedule.context_length={context_length}"
         )
     if tokens + 1 > stream.num_tokens:
         fits = (stream.num_tokens - 1) // context_length * context_length

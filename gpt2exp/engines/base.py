@@ -15,8 +15,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
+class QKRecord:
+    """The largest attention logit of each layer during one update, and how many heads were clipped.
+
+    `kinds` says how `maxima` were got: `exact`, or `bound` where an upper bound already proved that no head
+    can clip, so that the true maximum is at most what is recorded.
+    """
+
+    maxima: tuple[float, ...]
+    kinds: tuple[str, ...]
+    clipped_heads: int
+
+
+@dataclass(frozen=True)
 class UpdateRecord:
-    """What one update did. `loss` is the mean over the window; `grad_norm` is taken before clipping."""
+    """What one update did. `loss` is the mean over the window; `grad_norm` is taken before clipping.
+
+    `update_rms` is, by group, the root mean square of what the update moved apart from weight decay; it is
+    measured at some steps only. `qk` is there where the optimizer clips attention logits.
+    """
 
     step: int
     loss: float
@@ -24,6 +41,8 @@ class UpdateRecord:
     clip_coef: float
     lr: Mapping[str, float]
     gated: bool
+    update_rms: Mapping[str, float] = field(default_factory=dict)
+    qk: QKRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -118,9 +118,7 @@ def _norm(model: ModelConfig, name: str, role: str, block: int | None) -> Iterat
         yield Parameter(f"{name}.bias", (model.n_embd,), f"{role}: bias", block)
 
 
-def _linear(
-    model: ModelConfig, name: str, shape: tuple[int, int], role: str, block: int
-) -> Iterator[Parameter]:
+def _linear(model: ModelConfig, name: str, shape: tuple[int, int], role: str, block: int) -> Iterator[Parameter]:
     yield Parameter(f"{name}.weight", shape, role, block)
     if model.bias:
         yield Parameter(f"{name}.bias", shape[:1], f"{role}: bias", block)

@@ -58,8 +58,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x_BTC.shape
         qkv_BT3C: Tensor = self.c_attn(x_BTC)
         q_BHTD, k_BHTD, v_BHTD = (
-            part_BTC.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-            for part_BTC in qkv_BT3C.chunk(3, dim=2)
+            part_BTC.view(B, T, self.n_head, C // self.n_head).transpose(1, 2) for part_BTC in qkv_BT3C.chunk(3, dim=2)
         )
         y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
         projected_BTC: Tensor = self.c_proj(y_BHTD.transpose(1, 2).reshape(B, T, C))

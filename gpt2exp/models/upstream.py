@@ -107,8 +107,7 @@ def load(source: SourceFile) -> ModuleType:
     except ImportError as error:
         del sys.modules[name]
         raise RefusedError(
-            f"{source.path} cannot be imported here: {error}; "
-            "install what it needs or use model.source=reference"
+            f"{source.path} cannot be imported here: {error}; install what it needs or use model.source=reference"
         ) from error
     except BaseException:
         del sys.modules[name]

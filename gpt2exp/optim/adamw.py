@@ -70,7 +70,7 @@ class AdamWRule:
             ops.subtract_ratio(p, m, denominator, scalars["step_size"])
 
 
-def groups(recipe: AdamWRecipe) -> tuple[GroupRule, ...]:
+def groups(recipe: AdamWRecipe, n_head: int) -> tuple[GroupRule, ...]:
     """`decay` and `no_decay`, as the recipe's scope says."""
     return decay_groups(
         recipe.decay_scope,

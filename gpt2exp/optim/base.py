@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from gpt2exp.optim.ops import Ops
+    from gpt2exp.optim.qk_clip import QKClip
 
 Scalars = Mapping[str, float]
 """The numbers of one step: host float64 values, the same for every engine."""
@@ -67,16 +68,34 @@ class GroupRule:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Global-norm clip: `max_norm` 0 turns it off; it covers the groups whose name starts with `scope`."""
+
+    max_norm: float
+    scope: str = ""
+
+
+def clip_everything(recipe: Any) -> Clip:
+    """The usual clip: all gradients at `max_grad_norm`; recipes without that key do not clip."""
+    return Clip(float(getattr(recipe, "max_grad_norm", 0.0)))
+
+
+def no_qk_clip(recipe: Any) -> QKClip | None:
+    """Most optimizers leave attention logits alone."""
+    return None
+
+
+@dataclass(frozen=True)
 class Optimizer:
-    """A registry entry: how `kind` is configured and how it splits and updates the parameters."""
+    """A registry entry: how `kind` is configured and how it splits and updates the parameters.
+
+    `groups` takes the recipe and the model's number of heads; `check` gives problems of a recipe's values, one
+    line each, as `optimizer.<key>=<found>: <what is right>`; `qk_clip` asks for a QK clip after each update.
+    """
 
     kind: str
     recipe: type[Recipe]
-    groups: Callable[[Any], tuple[GroupRule, ...]]
-    check: Callable[[Any], list[str]] = lambda recipe: []
-    """Problems of a recipe's values, one line each, as `optimizer.<key>=<found>: <what is right>`."""
-
-
-def max_grad_norm(recipe: Recipe) -> float:
-    """Global-norm clip of a recipe (0 turns clipping off); recipes without the key do not clip."""
-    return float(getattr(recipe, "max_grad_norm", 0.0))
+    groups: Callable[[Any, int], tuple[GroupRule, ...]]
+    check: Callable[[Any], list[str]]
+    clip: Callable[[Any], Clip] = clip_everything
+    qk_clip: Callable[[Any], QKClip | None] = no_qk_clip

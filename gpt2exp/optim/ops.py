@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalMap
+
 TILE_ELEMENTS = 1 << 18
 """Elements of a tile for each thread: its pieces of four fp32 operands and a temporary stay in L2 and L3."""
 
@@ -18,19 +20,28 @@ class Ops(Protocol):
     def tiles(self, *operands: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Matching pieces of each operand list, for rules that work element by element."""
 
-    def subtract_ratio(
-        self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: Any
-    ) -> None:
+    def subtract_ratio(self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: Any) -> None:
         """p <- p - scale * numerator / denominator, in place; `denominator` may be overwritten."""
 
     def subtract_scaled(self, p: torch.Tensor, u: torch.Tensor, scale: Any) -> None:
         """p <- p - scale * u, in place."""
 
+    def orthogonal_step(
+        self,
+        targets: Sequence[torch.Tensor],
+        updates: Sequence[torch.Tensor],
+        keep: Any,
+        amounts: Sequence[Any],
+        which: OrthogonalMap,
+    ) -> None:
+        """W <- keep W - amount orthogonalized(U) for each target W and update U, in place; U is kept."""
+
 
 class HostOps:
     """For devices that take scalars as Python floats (CPU, CUDA, MPS)."""
 
-    def __init__(self, tile_elements: int = TILE_ELEMENTS) -> None:
+    def __init__(self, orthogonalizer: Orthogonalizer | None = None, tile_elements: int = TILE_ELEMENTS) -> None:
+        self.orthogonalizer = orthogonalizer
         self.tile_elements = tile_elements
 
     def tiles(self, *operands: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -48,12 +59,22 @@ class HostOps:
             else:
                 yield tensors
 
-    def subtract_ratio(
-        self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: float
-    ) -> None:
+    def subtract_ratio(self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: float) -> None:
         """p <- p - scale * numerator / denominator."""
         p.addcdiv_(numerator, denominator, value=-scale)
 
     def subtract_scaled(self, p: torch.Tensor, u: torch.Tensor, scale: float) -> None:
         """p <- p - scale * u."""
         p.add_(u, alpha=-scale)
+
+    def orthogonal_step(
+        self,
+        targets: Sequence[torch.Tensor],
+        updates: Sequence[torch.Tensor],
+        keep: float,
+        amounts: Sequence[float],
+        which: OrthogonalMap,
+    ) -> None:
+        """By the backend's orthogonalizer."""
+        assert self.orthogonalizer is not None, "this backend was built without an orthogonalizer"
+        self.orthogonalizer.step(targets, updates, keep, amounts, which)

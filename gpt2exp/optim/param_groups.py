@@ -39,7 +39,7 @@ def decays(scope: DecayScope) -> Callable[[TensorInfo], bool]:
 
 
 def decay_groups(
-    scope: DecayScope, weight_decay: float, rule: Callable[[float], Rule]
+    scope: DecayScope, weight_decay: float, rule: Callable[[float], Rule], prefix: str = ""
 ) -> tuple[GroupRule, ...]:
     """The usual two groups: `decay` with `weight_decay`, `no_decay` with zero.
 
@@ -47,11 +47,12 @@ def decay_groups(
         scope: which tensors decay; with `none` there is only `no_decay`.
         weight_decay: decay of the first group.
         rule: makes the update rule for a given decay.
+        prefix: of the groups' names.
     """
-    rest = GroupRule("no_decay", lambda tensor: True, rule(0.0))
+    rest = GroupRule(f"{prefix}no_decay", lambda tensor: True, rule(0.0))
     if scope is DecayScope.none:
         return (rest,)
-    return (GroupRule("decay", decays(scope), rule(weight_decay)), rest)
+    return (GroupRule(f"{prefix}decay", decays(scope), rule(weight_decay)), rest)
 
 
 def assign(groups: Sequence[GroupRule], tensors: Sequence[TensorInfo]) -> tuple[OwnedGroup, ...]:

@@ -67,7 +67,7 @@ class SGDRule:
             ops.subtract_scaled(p, u, scalars["lr"])
 
 
-def groups(recipe: SGDRecipe) -> tuple[GroupRule, ...]:
+def groups(recipe: SGDRecipe, n_head: int) -> tuple[GroupRule, ...]:
     """`decay` and `no_decay`, as the recipe's scope says."""
     return decay_groups(
         recipe.decay_scope,

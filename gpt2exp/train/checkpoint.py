@@ -60,9 +60,7 @@ def save(folder: Path, state: EngineState, offsets: Mapping[str, int]) -> Path:
         atomic.fsync_folder(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise StorageError(
-            f"{target}: cannot write the checkpoint: {error}; earlier checkpoints are intact"
-        ) from None
+        raise StorageError(f"{target}: cannot write the checkpoint: {error}; earlier checkpoints are intact") from None
     return target
 
 

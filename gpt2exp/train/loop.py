@@ -10,7 +10,7 @@ from typing import Any
 
 from gpt2exp.config import Config, Derived, Warmup, derive
 from gpt2exp.data.windows import TrainingWindows
-from gpt2exp.engines.base import Engine, UpdateRecord
+from gpt2exp.engines.base import Engine, QKRecord, UpdateRecord
 from gpt2exp.errors import NumericalError, StoppedError
 from gpt2exp.rundir import RunDirectory
 from gpt2exp.schedule import lr_factor
@@ -130,6 +130,8 @@ class Loop:
             "clip_coef": record.clip_coef,
             **{f"lr/{group}": lr for group, lr in record.lr.items()},
             "gated": record.gated,
+            **{f"optim/{group}/update_rms": value for group, value in record.update_rms.items()},
+            **(qk_columns(record.qk) if record.qk else {}),
         }
 
     def evaluation_due(self) -> bool:
@@ -141,9 +143,7 @@ class Loop:
         if self.validation is None or not self.evaluation_due():
             return
         with self.timed("evaluate"):
-            row = evaluate(
-                self.engine, self.validation, self.step, self.step * self.cfg.schedule.tokens_per_step
-            )
+            row = evaluate(self.engine, self.validation, self.step, self.step * self.cfg.schedule.tokens_per_step)
         self.run.append("evaluations", [row])
         self.evaluated.add(self.step)
         self.progress.evaluation(row)
@@ -189,3 +189,12 @@ class Loop:
             self.timings[-1][phase] = seconds
         else:
             self.run.append("timing", [{"step": self.step, "attempt": self.run.attempt, phase: seconds}])
+
+
+def qk_columns(qk: QKRecord) -> dict[str, Any]:
+    """The QK clip's part of a row, layer by layer."""
+    return {
+        "qk_max": [finite(value) for value in qk.maxima],
+        "qk_kind": list(qk.kinds),
+        "qk_clipped": qk.clipped_heads,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,21 +17,28 @@ SMOOTHING = 0.9
 """Weight of the past in the printed loss; the rows hold the unsmoothed one."""
 
 
+class PatientConsole(Console):
+    """A reader that goes away (`gpt2exp | head`) ends the printing, not the training; train.log goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print to nowhere from here on."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Progress:
     """Prints a run; every permanent line goes to train.log too."""
 
     def __init__(self, num_steps: int, tokens_per_step: int, log_file: Path | None) -> None:
         self.num_steps = num_steps
         self.tokens_per_step = tokens_per_step
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = PatientConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal
         self._log: IO[str] | None = log_file.open("a", encoding="utf-8") if log_file else None
         self._smoothed: float | None = None
         self.first_step = 0
         self._started = time.perf_counter()
-        self._bar = Bar(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), console=self.console, transient=True
-        )
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=24), console=self.console, transient=True)
         self._task: TaskID | None = None
 
     def start(self) -> None:

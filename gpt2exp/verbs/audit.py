@@ -75,9 +75,7 @@ def check(model: ModelConfig) -> str:
     if found:
         raise RefusedError(f"audit: the model is not what its inventory says: {'; '.join(found)}")
     if source is not None:
-        return (
-            f"Checked against {source.path}, {UPSTREAM.repository} {UPSTREAM.commit}, SHA256 {source.sha256}."
-        )
+        return f"Checked against {source.path}, {UPSTREAM.repository} {UPSTREAM.commit}, SHA256 {source.sha256}."
     if model.source is ModelSource.reference:
         return "Checked against the reference GPT."
     return (
@@ -92,9 +90,7 @@ def differences(model: ModelConfig, module: nn.Module) -> list[str]:
     expected = [(parameter.name, parameter.shape) for parameter in inventory.parameters(model)]
     found = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
     problems = [f"{name} {_by(shape)} is missing" for name, shape in expected if (name, shape) not in found]
-    problems += [
-        f"{name} {_by(shape)} is not expected" for name, shape in found if (name, shape) not in expected
-    ]
+    problems += [f"{name} {_by(shape)} is not expected" for name, shape in found if (name, shape) not in expected]
     if not problems and found != expected:
         problems.append("the parameters come in another order")
     entries = {name for name, entry in module.state_dict(keep_vars=True).items() if entry.dim() == 2}
@@ -140,9 +136,7 @@ def architecture_markdown(model: ModelConfig) -> str:
         _source_text(model),
         _markdown(shape_table(model)),
         FORWARD.format(head=model.n_embd // model.n_head),
-        INITIALISATION.format(
-            residual_std=f"{0.02 / math.sqrt(2 * model.n_layer):.6f}", depth=2 * model.n_layer
-        ),
+        INITIALISATION.format(residual_std=f"{0.02 / math.sqrt(2 * model.n_layer):.6f}", depth=2 * model.n_layer),
         _markdown(parameter_table(model)),
         _markdown(level_table(model)),
         LEVELS,
@@ -239,9 +233,7 @@ def _print(model: ModelConfig, checked: str) -> None:
     from rich.table import Table as RichTable
 
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, markup=False)
-    console.print(
-        f"{model.label}: {inventory.parameter_count(model):,} parameters (source {model.source.value})"
-    )
+    console.print(f"{model.label}: {inventory.parameter_count(model):,} parameters (source {model.source.value})")
     for table in (shape_table(model), parameter_table(model), level_table(model), owner_table(model)):
         shown: Any = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in table.columns:
@@ -266,9 +258,7 @@ def _parameter_row(model: ModelConfig, parameter: Parameter) -> tuple[str, ...]:
     return name, _by(parameter.shape), f"{copies}", scalars, parameter.role
 
 
-def _level_row(
-    title: str, entries: Sequence[Parameter], sizes: Iterable[int] | None = None
-) -> tuple[str, ...]:
+def _level_row(title: str, entries: Sequence[Parameter], sizes: Iterable[int] | None = None) -> tuple[str, ...]:
     """`sizes` are the scalars of each entry where entries are parts of a parameter."""
     counted = zip(entries, sizes or [entry.size for entry in entries], strict=True)
     unique = [entry for entry in entries if entry.unique]

@@ -111,9 +111,7 @@ def disk() -> list[Finding]:
     for name, folder in (("current folder", "."), ("cache", str(_existing(str(cache_folder()))))):
         free = shutil.disk_usage(folder).free
         writable = os.access(folder, os.W_OK)
-        state = (
-            "ok" if writable and free > ENOUGH_DISK else "broken" if name == "current folder" else "missing"
-        )
+        state = "ok" if writable and free > ENOUGH_DISK else "broken" if name == "current folder" else "missing"
         note = "" if writable else ", not writable"
         found.append(Finding(f"disk, {name}", state, f"{free / 1e9:.0f} GB free{note}"))
     return found

@@ -35,8 +35,7 @@ UPSTREAM_FLAGS = (
     "--learning_rate_decay_frac 0.0 --weight_decay 0.1"
 )
 OUR_OVERRIDES = (
-    "preset=upstream_parity data.train=train_*.bin data.val=val_*.bin model.path=train_gpt2.py "
-    "hydra.run.dir=run"
+    "preset=upstream_parity data.train=train_*.bin data.val=val_*.bin model.path=train_gpt2.py hydra.run.dir=run"
 )
 OTHER_THREAD_SETTINGS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RANK")
 """Kept from both: MKL's would override the common thread count, and a rank makes upstream want CUDA."""

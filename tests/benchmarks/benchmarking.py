@@ -86,6 +86,12 @@ class Result:
         return median(self.ratios)
 
     @property
+    def spread(self) -> tuple[float, float]:
+        """Smallest and largest ratio, without the outer twentieth of the rounds at each end."""
+        outer = len(self.ratios) // 20
+        return self.ratios[outer], self.ratios[-1 - outer]
+
+    @property
     def holds(self) -> bool:
         """The reach is met, and by the same results."""
         return self.benchmark.reach.met(self.ratio) and self.measurement.same is not False
@@ -93,7 +99,8 @@ class Result:
     def line(self, width: int) -> str:
         """The printed row: name, ours, peer, ratio (spread over rounds), reach, holds."""
         ours, peer = (seconds(median(times)) for times in (self.measurement.ours, self.measurement.peer))
-        ratio = f"{self.ratio:.3f} ({self.ratios[0]:.3f}-{self.ratios[-1]:.3f}, n={len(self.ratios)})"
+        low, high = self.spread
+        ratio = f"{self.ratio:.3f} ({low:.3f}-{high:.3f}, n={len(self.ratios)})"
         holds = "yes" if self.holds else "no"
         return COLUMNS.format(self.name, ours, peer, ratio, str(self.benchmark.reach), holds, width=width)
 
@@ -106,6 +113,7 @@ class Result:
             "ours_seconds": list(self.measurement.ours),
             "peer_seconds": list(self.measurement.peer),
             "ratio": self.ratio,
+            "spread": self.spread,
             "reach": str(self.benchmark.reach),
             "same": self.measurement.same,
             "holds": self.holds,

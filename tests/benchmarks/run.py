@@ -48,18 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; ends the process with status 2 where it makes no sense."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"rows: {', '.join(row_names())}")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="write head and rows there too")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in row_names():
-            parser.error(
-                f"no row {name}{did_you_mean(name, row_names())}; there are {', '.join(row_names())}"
-            )
+            parser.error(f"no row {name}{did_you_mean(name, row_names())}; there are {', '.join(row_names())}")
     return options
 
 

@@ -13,9 +13,7 @@ from gpt2exp.errors import DataError
 
 
 def result(ours, peer, reach, same=None) -> Result:
-    return Result(
-        "row", Benchmark("what", "peer", reach, lambda settings: None), Measurement(ours, peer, same)
-    )
+    return Result("row", Benchmark("what", "peer", reach, lambda settings: None), Measurement(ours, peer, same))
 
 
 def test_a_ratio_is_the_median_of_each_rounds_own():
@@ -100,3 +98,8 @@ def test_an_unknown_row_is_answered_with_the_nearest(rows, capsys):
     with pytest.raises(SystemExit) as exit_:
         run.main(["mien"])
     assert exit_.value.code == 2 and "did you mean mine?" in capsys.readouterr().err
+
+
+def test_the_spread_leaves_out_the_outer_twentieth():
+    few, many = (result([float(i) for i in range(1, n + 1)], [1.0] * n, Reach(1.0)) for n in (5, 40))
+    assert few.spread == (1.0, 5.0) and many.spread == (3.0, 38.0)

@@ -38,9 +38,7 @@ def main(path: str, shards: str, *sizes: str) -> None:
         )
 
 
-def update(
-    model: Any, loader: Any, optimizer: torch.optim.Optimizer, accumulation: int
-) -> tuple[float, float]:
+def update(model: Any, loader: Any, optimizer: torch.optim.Optimizer, accumulation: int) -> tuple[float, float]:
     """One update as upstream's main makes it; loss and gradient norm."""
     model.train()
     optimizer.zero_grad(set_to_none=True)

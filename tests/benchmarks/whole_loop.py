@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -44,9 +45,7 @@ class Loop:
                 shard.unlink()
             write_shard(workplace.folder / "train_000001.bin", tokens)
             rounds = [self.round(workplace, number) for number in range(self.rounds)]
-        ours, peer = (
-            [median(steps) for steps in side] for side in zip(*[r.times for r in rounds], strict=True)
-        )
+        ours, peer = ([median(steps) for steps in side] for side in zip(*[r.times for r in rounds], strict=True))
         return Measurement(ours, peer, not any(r.differences for r in rounds), self.notes(rounds))
 
     def round(self, workplace: Workplace, number: int) -> Round:
@@ -55,9 +54,7 @@ class Loop:
         upstream = child(workplace, "upstream", [sys.executable, *self.upstream_command(self.steps)])
         outputs = {c.name: c.run() for c in ((ours, upstream) if number % 2 == 0 else (upstream, ours))}
         run = workplace.folder / f"run{number}"
-        ours_seconds = [
-            row["data"] + row["update"] for row in rundir.read_rows(run, "timing") if "update" in row
-        ]
+        ours_seconds = [row["data"] + row["update"] for row in rundir.read_rows(run, "timing") if "update" in row]
         upstream_seconds = [float(text) / 1000 for text in _MILLISECONDS.findall(outputs["upstream"])]
         comparison = Comparison(upstream_digits(outputs["upstream"]), our_digits(run))
         times = tuple(times[WARM_UP_STEPS:] for times in (ours_seconds, upstream_seconds))
@@ -81,17 +78,13 @@ class Loop:
 
     def notes(self, rounds: list[Round]) -> tuple[str, ...]:
         """Fastest steps, which other load on the machine disturbs least, and what was equal."""
-        ours, peer = (
-            min(min(steps) for steps in side) for side in zip(*[r.times for r in rounds], strict=True)
-        )
+        ours, peer = (min(min(steps) for steps in side) for side in zip(*[r.times for r in rounds], strict=True))
         different = [text for r in rounds for text in r.differences]
         return (
             f"{self.tokens_per_step} tokens a step; a round is a process each, the median of its "
             f"{self.steps - WARM_UP_STEPS} steps after {WARM_UP_STEPS} to warm up",
             f"fastest step: ours {seconds(ours)}, upstream {seconds(peer)}, ratio {ours / peer:.3f}",
-            f"NOT equal: {different[0]}"
-            if different
-            else "printed losses, norms and rates equal in all rounds",
+            f"NOT equal: {different[0]}" if different else "printed losses, norms and rates equal in all rounds",
         )
 
 
@@ -104,8 +97,10 @@ class Round:
 
 
 def child(workplace: Workplace, name: str, command: list[str]) -> Child:
-    """A process in the common folder, with the threads' waiting policy left as it is by default."""
-    environment = {k: v for k, v in workplace.environment.items() if k != "OMP_WAIT_POLICY"}
+    """A process in the common folder; its threads wait as they would without `verify`'s setting."""
+    environment = workplace.environment
+    if "OMP_WAIT_POLICY" not in os.environ:
+        del environment["OMP_WAIT_POLICY"]
     return Child(name, command, workplace.folder, environment, workplace.folder / f"{name}.log")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import Row, decays, with_same_groups
+from harness import Row, WithFactor, decays, with_same_groups
 
 from gpt2exp.optim.adamw import AdamWRecipe
 from gpt2exp.optim.param_groups import DecayScope
@@ -28,7 +28,8 @@ def reference(recipe, weights, grads, factors):
 
 def peer(recipe, params):
     groups = with_same_groups(recipe, params, recipe.weight_decay)
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, foreach=False)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, foreach=False)
+    return WithFactor(optimizer)
 
 
 ROW = Row(

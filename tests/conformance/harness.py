@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from gpt2exp.optim.base import Recipe, TensorInfo
-from gpt2exp.optim.ops import HostOps
+from gpt2exp.optim.ops import TILE_ELEMENTS, HostOps
+from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalizerKind
 from gpt2exp.optim.param_groups import assign
 from gpt2exp.optim.registry import optimizers
 
+N_HEAD = 2
 Arrays = dict[str, np.ndarray]
 Reference = Callable[[Any, Arrays, Sequence[Arrays], Sequence[float]], Arrays]
 
@@ -37,14 +39,16 @@ class Row:
     """One optimizer of the table.
 
     `reference` is a slow float64 NumPy form written from the definition; `peer` builds the public optimizer
-    it must equal, with the same parameter groups, or is None where none exists.
+    that `peer_recipes` (default: all) must equal to the bit, with the same parameter groups, or is None where
+    none exists. `tolerance` is what the rule's own arithmetic may differ from the reference in float64.
     """
 
     kind: str
     recipes: tuple[Recipe, ...]
     reference: Reference
-    peer: Callable[[Any, Mapping[str, torch.Tensor]], torch.optim.Optimizer] | None = None
-    peer_exact: bool = True
+    peer: Callable[[Any, Mapping[str, torch.Tensor]], Any] | None = None
+    peer_recipes: tuple[Recipe, ...] | None = None
+    tolerance: float = 1e-12
 
 
 def rows() -> list[Row]:
@@ -53,12 +57,35 @@ def rows() -> list[Row]:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         if file.name.startswith("test_") or file.stem in ("harness", "conftest"):
             continue
-        spec = importlib.util.spec_from_file_location(f"conformance_{file.stem}", file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(module.ROW)
+        found.append(load(file.stem).ROW)
     return found
+
+
+def load(kind: str) -> Any:
+    """The module of a row."""
+    spec = importlib.util.spec_from_file_location(f"conformance_{kind}", Path(__file__).parent / f"{kind}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def host_ops(tile_elements: int = TILE_ELEMENTS, kind: OrthogonalizerKind = OrthogonalizerKind.auto) -> HostOps:
+    """The CPU's operations."""
+    return HostOps(Orthogonalizer(kind, "cpu", 1), tile_elements)
+
+
+class WithFactor:
+    """A torch optimizer whose learning rates follow a factor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
+
+    def step(self, factor: float) -> None:
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * factor
+        self.optimizer.step()
 
 
 @dataclass
@@ -68,10 +95,10 @@ class Stepper:
     recipe: Recipe
     params: dict[str, torch.Tensor]
     step: int = 0
-    ops: HostOps = field(default_factory=HostOps)
+    ops: HostOps = field(default_factory=host_ops)
 
     def __post_init__(self) -> None:
-        rules = optimizers()[self.recipe.kind].groups(self.recipe)
+        rules = optimizers()[self.recipe.kind].groups(self.recipe, N_HEAD)
         self.groups = assign(rules, [TensorInfo(n, tuple(p.shape)) for n, p in self.params.items()])
         self.slots = {
             (group.name, slot): [torch.zeros_like(self.params[t.name]) for t in group.tensors]
@@ -91,14 +118,10 @@ class Stepper:
             )
 
 
-def random_tensors(
-    seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0
-) -> dict[str, torch.Tensor]:
+def random_tensors(seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """One tensor of each shape, the same numbers in every dtype."""
     rng = np.random.default_rng(seed)
-    return {
-        name: torch.tensor(scale * rng.standard_normal(shape)).to(dtype) for name, shape in SHAPES.items()
-    }
+    return {name: torch.tensor(scale * rng.standard_normal(shape)).to(dtype) for name, shape in SHAPES.items()}
 
 
 def arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import Row, decays, with_same_groups
+from harness import Row, WithFactor, decays, with_same_groups
 
 from gpt2exp.optim.param_groups import DecayScope
 from gpt2exp.optim.sgd import SGDRecipe
@@ -25,9 +25,8 @@ def reference(recipe, weights, grads, factors):
 
 def peer(recipe, params):
     groups = with_same_groups(recipe, params, recipe.weight_decay)
-    return torch.optim.SGD(
-        groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=False
-    )
+    optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=False)
+    return WithFactor(optimizer)
 
 
 ROW = Row(

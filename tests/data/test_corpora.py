@@ -89,9 +89,7 @@ def test_stdlib_is_this_interpreters_source():
 
 
 def test_stdlib_as_gpt2_bytes_is_the_same_text():
-    ours, plain = (
-        load_corpus(StdlibData(tokenizer=kind)) for kind in (Tokenizer.gpt2_bytes, Tokenizer.bytes)
-    )
+    ours, plain = (load_corpus(StdlibData(tokenizer=kind)) for kind in (Tokenizer.gpt2_bytes, Tokenizer.bytes))
     assert ours.vocab_size == 50257
     assert ours.digest != plain.digest
     assert ours.tokenizer_digest != plain.tokenizer_digest
@@ -226,9 +224,7 @@ def test_shards_become_a_corpus(tmp_path, make_tokens):
     for i, count in enumerate((60, 40), start=1):
         write_shard(tmp_path / f"x_train_{i:06d}.bin", make_tokens(count, seed=i))
     write_shard(tmp_path / "x_val_000000.bin", make_tokens(30, seed=9))
-    data = ShardData(
-        train=str(tmp_path / "x_train_*.bin"), val=str(tmp_path / "x_val_*.bin"), vocab_size=50257
-    )
+    data = ShardData(train=str(tmp_path / "x_train_*.bin"), val=str(tmp_path / "x_val_*.bin"), vocab_size=50257)
     corpus = load_corpus(data)
     assert (corpus.train.num_tokens, corpus.val.num_tokens, corpus.vocab_size) == (100, 30, 50257)
     assert corpus.tokenizer is None

@@ -169,17 +169,13 @@ def test_fineweb10B_epoch_of_the_upstream_walk(window_tokens, updates_per_epoch,
     stream = length_only_stream(*FINEWEB_LENGTHS)
     micro = TrainingWindows(stream, Order.upstream_python, window_tokens, 1024, window_tokens)
     assert micro.horizon * window_tokens / W == pytest.approx(updates_per_epoch, abs=0.05)
-    assert (stream.num_tokens - micro.horizon * window_tokens) / 1e6 == pytest.approx(
-        million_dropped, abs=0.005
-    )
+    assert (stream.num_tokens - micro.horizon * window_tokens) / 1e6 == pytest.approx(million_dropped, abs=0.005)
     updates = TrainingWindows(stream, Order.upstream_python, W, 1024, window_tokens)
     assert updates.horizon == int(updates_per_epoch)
 
 
 def test_fineweb10B_orders_part_at_update_190():
-    numbered = TokenStream(
-        tuple(np.broadcast_to(np.uint16(i), (length,)) for i, length in enumerate(FINEWEB_LENGTHS))
-    )
+    numbered = TokenStream(tuple(np.broadcast_to(np.uint16(i), (length,)) for i, length in enumerate(FINEWEB_LENGTHS)))
     sequential = TrainingWindows(numbered, Order.exact_sequential, W, 1024)
     upstream = TrainingWindows(numbered, Order.upstream_python, W, 1024, W)
     assert_same(upstream.window(189), sequential.window(189))

@@ -17,6 +17,7 @@ from gpt2exp.engines.torch.engine import TorchEngine
 from gpt2exp.errors import ConfigError
 from gpt2exp.models.build import build
 from gpt2exp.optim.adamw import AdamWRecipe, groups
+from gpt2exp.optim.base import Clip
 
 MODEL = ModelConfig("t", ModelSource.reference, None, 2, 2, 32, 16, 64, True)
 RECIPE = AdamWRecipe(lr=1e-2)
@@ -25,10 +26,10 @@ RECIPE = AdamWRecipe(lr=1e-2)
 def engine(micro=4, precision=Precision.fp32, recipe=RECIPE, seed=42, clip=1.0):
     return TorchEngine(
         build(MODEL, seed, None),
-        groups(recipe),
+        groups(recipe, MODEL.n_head),
         LocalBackend(precision, 1),
         micro_batch_size=micro,
-        max_grad_norm=clip,
+        clip=Clip(clip),
     )
 
 

@@ -26,9 +26,7 @@ def assert_describes(model, module):
     assert described == [(name, tuple(tensor.shape)) for name, tensor in module.named_parameters()]
     entries = {name: entry for name, entry in module.state_dict(keep_vars=True).items() if entry.dim() == 2}
     matrices = inventory.matrices(model)
-    assert {m.name: m.shape for m in matrices} == {
-        name: tuple(entry.shape) for name, entry in entries.items()
-    }
+    assert {m.name: m.shape for m in matrices} == {name: tuple(entry.shape) for name, entry in entries.items()}
     assert all(entries[m.name] is entries[m.stored_in] for m in matrices)
     assert len({id(entry) for entry in entries.values()}) == sum(m.unique for m in matrices)
     assert inventory.parameter_count(model) == sum(tensor.numel() for tensor in module.parameters())

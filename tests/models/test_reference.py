@@ -110,9 +110,7 @@ def test_the_constructor_alone_gives_seed_42(model_config):
 @pytest.mark.parametrize("scale", [0.0, 0.05])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(("shape", "B", "T"), SHAPES)
-def test_logits_loss_and_gradients_are_upstreams(
-    model_config, upstream_source, shape, B, T, dtype, tolerance, scale
-):
+def test_logits_loss_and_gradients_are_upstreams(model_config, upstream_source, shape, B, T, dtype, tolerance, scale):
     model = model_config(**shape)
     ours = roughen(build(model, 3, None).to(dtype), scale)
     theirs = roughen(build(replace(model, source=LLMC), 3, upstream_source).to(dtype), scale)
@@ -272,9 +270,7 @@ def test_the_initialisation_has_the_widths_of_gpt2(model_config):
     gpt = build(model, 9, None)
     for name, parameter in gpt.named_parameters():
         if parameter.dim() == 1:
-            assert torch.equal(
-                parameter, torch.full_like(parameter, float("ln_" in name and "weight" in name))
-            )
+            assert torch.equal(parameter, torch.full_like(parameter, float("ln_" in name and "weight" in name)))
         else:
             expected = 0.02 / 4 if name.endswith("c_proj.weight") else 0.02
             assert parameter.std().item() == pytest.approx(expected, rel=0.02), name

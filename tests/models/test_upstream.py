@@ -242,10 +242,7 @@ def test_a_model_without_biases_is_refused_before_the_file_runs(tmp_path, model_
 
 
 def test_the_pinned_url_names_the_pinned_commit():
-    assert (
-        UPSTREAM.url
-        == f"https://raw.githubusercontent.com/{UPSTREAM.repository}/{UPSTREAM.commit}/{UPSTREAM.file}"
-    )
+    assert UPSTREAM.url == f"https://raw.githubusercontent.com/{UPSTREAM.repository}/{UPSTREAM.commit}/{UPSTREAM.file}"
 
 
 def test_finding_and_counting_need_no_torch():

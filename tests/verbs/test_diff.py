@@ -8,12 +8,12 @@ import shutil
 import pytest
 
 CHANGES = {
-    "a": [],
-    "twin": ["checkpoint.keep=1", "logging.log_every=2", "arm=renamed"],
-    "seed": ["seed=43"],
+    "a": ["optimizer=adamw"],
+    "twin": ["checkpoint.keep=1", "logging.log_every=2", "arm=renamed", "optimizer=adamw"],
+    "seed": ["seed=43", "optimizer=adamw"],
     "sgd": ["optimizer=sgd"],
-    "measured": ["evaluation.tokens=512"],
-    "micro": ["hardware.micro_batch_size=2"],
+    "measured": ["evaluation.tokens=512", "optimizer=adamw"],
+    "micro": ["hardware.micro_batch_size=2", "optimizer=adamw"],
 }
 
 
@@ -27,7 +27,7 @@ def runs(tmp_path_factory, tiny_run):
     for name, changes in CHANGES.items():
         keys = {change.partition("=")[0] for change in changes}
         overrides = [*(text for text in tiny_run if text.partition("=")[0] not in keys), *changes]
-        choices = {"model": "tiny", "optimizer": "sgd" if name == "sgd" else "adamw_nano"}
+        choices = {"model": "tiny", "optimizer": "sgd" if name == "sgd" else "adamw"}
         run(compose(overrides), Request(root / name, choices, tuple(overrides)))
     return root
 
@@ -64,14 +64,14 @@ def test_bookkeeping_is_shown_and_does_not_count(diff):
     assert done.status == 0 and list(found) == ["recorded", "same science"]
     assert found["recorded"]["checkpoint.keep"] == "2 -> 1"
     assert found["recorded"]["overrides.logging.log_every"] == "1 -> 2"
-    assert found["recorded"]["arm"] == "adamw_nano -> renamed"
+    assert found["recorded"]["arm"] == "adamw -> renamed"
 
 
 def test_a_pair_differs_in_its_optimizer_and_nothing_else_of_science(diff):
     done = diff("a", "sgd")
     found = sections(done.out)
     assert done.status == 1 and list(found) == ["choices", "training", "recorded", "different science"]
-    assert found["choices"] == {"optimizer": "adamw_nano -> sgd"}
+    assert found["choices"] == {"optimizer": "adamw -> sgd"}
     assert {key.partition(".")[0] for key in found["training"]} == {"optimizer"}
     assert found["training"]["optimizer.betas"] == "[0.9, 0.95] -> -"
     assert found["training"]["optimizer.momentum"] == "- -> 0.0"
@@ -98,7 +98,7 @@ def test_files_are_compared_by_configuration(diff):
     done = diff("a/config.yaml", "sgd/config.yaml")
     found = sections(done.out)
     assert done.status == 1 and list(found) == ["training", "recorded", "different science"]
-    assert found["recorded"] == {"arm": "adamw_nano -> sgd", "label.optimizer": "adamw_nano -> sgd"}
+    assert found["recorded"] == {"arm": "adamw -> sgd", "label.optimizer": "adamw -> sgd"}
 
 
 def test_a_run_and_a_file(diff, runs, tmp_path):

@@ -126,7 +126,7 @@ def test_a_folder_without_runs_is_refused(folder, cli, tmp_path):
 
 
 def test_a_real_run_is_listed_as_it_ended(cli, tiny_run):
-    assert cli(*tiny_run, "stop_after_steps=2", "hydra.run.dir=r").status == 4
+    assert cli(*tiny_run, "arm=x", "stop_after_steps=2", "hydra.run.dir=r").status == 4
     rows = table(cli("status", ".").out)
-    assert rows["r"][:4] == ["adamw_nano", "42", "paused (stop_after_steps=2)", "2/4"]
+    assert rows["r"][:4] == ["x", "42", "paused (stop_after_steps=2)", "2/4"]
     assert json.loads((rundir.find_runs(rundir.Path("r"))[0] / "run.json").read_text())["status"] == "paused"

@@ -24,6 +24,7 @@ from gpt2exp.errors import DataError, NumericalError, RefusedError
 from gpt2exp.models.build import build
 from gpt2exp.models.upstream import UPSTREAM, SourceFile, find, load
 from gpt2exp.optim.adamw import AdamWRecipe, groups
+from gpt2exp.optim.base import Clip
 from gpt2exp.schedule import lr_factor
 from gpt2exp.verification import upstream_parity
 from gpt2exp.verification.child import Child
@@ -124,17 +125,13 @@ def train_ours(source, pattern, accumulation, weight_decay, max_grad_norm, threa
     recipe = AdamWRecipe(lr=LR, weight_decay=weight_decay)
     engine = TorchEngine(
         build(MODEL, 42, source),
-        groups(recipe),
+        groups(recipe, n_head=2),
         LocalBackend(Precision.fp32, threads),
         micro_batch_size=ROWS,
-        max_grad_norm=max_grad_norm,
+        clip=Clip(max_grad_norm),
     )
-    train, val = (
-        stream_of(open_shards(pattern.format(split), MODEL.vocab_size)) for split in ("train", "val")
-    )
-    windows = TrainingWindows(
-        train, Order.upstream_python, accumulation * MICRO_TOKENS, CONTEXT, MICRO_TOKENS
-    )
+    train, val = (stream_of(open_shards(pattern.format(split), MODEL.vocab_size)) for split in ("train", "val"))
+    windows = TrainingWindows(train, Order.upstream_python, accumulation * MICRO_TOKENS, CONTEXT, MICRO_TOKENS)
     val_losses = []
     for it in range(STEPS):
         factor = lr_factor(
@@ -158,9 +155,7 @@ def train_ours(source, pattern, accumulation, weight_decay, max_grad_norm, threa
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e9], ids=["clipped", "unclipped"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids="decay{}".format)
 @pytest.mark.parametrize("accumulation", [1, 2, 4], ids="accumulation{}".format)
-def test_ten_steps_are_upstreams_to_the_bit(
-    source, pattern, accumulation, weight_decay, max_grad_norm, threads
-):
+def test_ten_steps_are_upstreams_to_the_bit(source, pattern, accumulation, weight_decay, max_grad_norm, threads):
     """Weights, both moments, losses, gradient norms and validation losses, across a shard border."""
     torch.set_num_threads(threads)
     settings = (source, pattern, accumulation, weight_decay, max_grad_norm)
@@ -240,9 +235,7 @@ def test_every_printed_digit_counts():
 def test_a_step_that_only_one_side_printed_is_a_difference():
     theirs = upstream_digits(UPSTREAM_OUTPUT)
     ours = {key: text for key, text in theirs.items() if key != (2, "val loss")}
-    assert Comparison(theirs, ours).differences == [
-        "val loss at step 2: upstream 10.949222040176391, gpt2exp -"
-    ]
+    assert Comparison(theirs, ours).differences == ["val loss at step 2: upstream 10.949222040176391, gpt2exp -"]
 
 
 def test_no_digits_at_all_are_no_success():

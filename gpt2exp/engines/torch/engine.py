@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,16 +13,15 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
 from gpt2exp.data.windows import Window
-from gpt2exp.engines.base import Array, EngineState, EvalRecord, UpdateRecord, mismatches
+from gpt2exp.engines.base import Array, EngineState, EvalRecord, QKRecord, UpdateRecord, mismatches
 from gpt2exp.engines.torch.backends.local import LocalBackend
 from gpt2exp.errors import ConfigError
-from gpt2exp.optim.base import GroupRule, TensorInfo
+from gpt2exp.optim.base import Clip, GroupRule, TensorInfo
 from gpt2exp.optim.param_groups import assign
+from gpt2exp.optim.qk_clip import QKClip
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as `torch.nn.utils.clip_grad_norm_` does."""
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of glibc's mallopt(3)."""
 
 
 class TorchEngine:
@@ -37,13 +34,14 @@ class TorchEngine:
         backend: LocalBackend,
         *,
         micro_batch_size: int,
-        max_grad_norm: float,
+        clip: Clip,
+        qk_clip: QKClip | None = None,
+        measure_every: int = 1,
     ) -> None:
-        if backend.device.type == "cpu":
-            keep_freed_memory()
         self.backend = backend
         self.micro_batch_size = micro_batch_size
-        self.max_grad_norm = max_grad_norm
+        self.clip = clip
+        self.measure_every = measure_every
         self.model = backend.place(model)
         self.params = dict(self.model.named_parameters())
         assert_tied(self.model)
@@ -53,23 +51,25 @@ class TorchEngine:
             for group in self.groups
             for slot in group.rule.slots
         }
+        self.observer = backend.observer(self.model, qk_clip) if qk_clip else None
         self.step = 0
         self._records: list[UpdateRecord] = []
 
     def update(self, step: int, window: Window, lr_factor: float) -> None:
         """One update from the mean gradient over the window's rows."""
         loss = self._accumulate(window)
-        grads = [p.grad for p in self.params.values() if p.grad is not None]
-        norm = get_total_norm(grads)
-        gated = not (math.isfinite(loss) and math.isfinite(norm.item()))
-        clip_coef = self._clip(grads, norm) if not gated else 1.0
+        norm = get_total_norm([_gradient(p) for p in self.params.values()])
+        gated = not (math.isfinite(loss) and math.isfinite(norm.item()) and self._logits_finite())
         scalars = {group.name: group.rule.step_scalars(step, lr_factor) for group in self.groups}
+        clip_coef, update_rms = 1.0, {}
         if not gated:
-            self._apply(scalars)
+            clip_coef = self._clip(norm)
+            update_rms = self._apply(scalars, step % self.measure_every == 0)
+        lr = {name: values["lr"] for name, values in scalars.items()}
+        qk = self._rescale(gated)
+        self._records.append(UpdateRecord(step, loss, norm.item(), clip_coef, lr, gated, update_rms, qk))
         self.model.zero_grad(set_to_none=True)
         self.step = step
-        lr = {name: values["lr"] for name, values in scalars.items()}
-        self._records.append(UpdateRecord(step, loss, norm.item(), clip_coef, lr, gated))
 
     def drain(self) -> list[UpdateRecord]:
         """Records since the last drain."""
@@ -137,7 +137,10 @@ class TorchEngine:
         }
 
     def close(self) -> None:
-        """Nothing to release on a local device."""
+        """Remove the hooks and end the backend's workers."""
+        if self.observer is not None:
+            self.observer.close()
+        self.backend.close()
 
     def _accumulate(self, window: Window) -> float:
         batches = list(self._micro_batches([window]))
@@ -150,22 +153,48 @@ class TorchEngine:
             share.backward()
         return float(total.item())
 
-    def _clip(self, grads: list[torch.Tensor], norm: torch.Tensor) -> float:
-        if not self.max_grad_norm:
+    def _clip(self, norm: torch.Tensor) -> float:
+        """Scale the gradients in scope; `norm` is the norm over all of them."""
+        if not self.clip.max_norm:
             return 1.0
-        coef = torch.clamp(self.max_grad_norm / (norm + CLIP_EPSILON), max=1.0)
+        grads = [
+            _gradient(self.params[tensor.name])
+            for group in self.groups
+            if group.name.startswith(self.clip.scope)
+            for tensor in group.tensors
+        ]
+        scope_norm = get_total_norm(grads) if self.clip.scope else norm
+        coef = torch.clamp(self.clip.max_norm / (scope_norm + CLIP_EPSILON), max=1.0)
         clip_coef = float(coef.item())
         if clip_coef != 1.0:
             torch._foreach_mul_(grads, coef)
         return clip_coef
 
     @torch.no_grad()
-    def _apply(self, scalars: dict[str, dict[str, float]]) -> None:
+    def _apply(self, scalars: Mapping[str, Mapping[str, float]], measured: bool) -> dict[str, float]:
+        """Update every group; where `measured`, the root mean square of what each moved beside its decay."""
+        update_rms = {}
         for group in self.groups:
             params = [self.params[tensor.name] for tensor in group.tensors]
             grads = [_gradient(p) for p in params]
             slots = {slot: self.slots[group.name, slot] for slot in group.rule.slots}
+            keep = scalars[group.name].get("keep", 1.0)
+            before = [p * keep for p in params] if measured else []
             group.rule.update(self.backend.ops, params, grads, slots, scalars[group.name])
+            if measured:
+                update_rms[group.name] = root_mean_square([p - b for p, b in zip(params, before, strict=True)])
+        return update_rms
+
+    def _logits_finite(self) -> bool:
+        return self.observer is None or self.observer.finite()
+
+    def _rescale(self, gated: bool) -> QKRecord | None:
+        """The QK clip's step after the rule; its observation starts anew whatever happened."""
+        if self.observer is None:
+            return None
+        record = self.observer.record(0 if gated else self.observer.rescale())
+        self.observer.reset()
+        return record
 
     def _micro_batches(self, windows: Iterable[Window]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for window in windows:
@@ -183,19 +212,10 @@ class TorchEngine:
                     yield f"{slot}/{tensor.name}", value
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory for the next step instead of giving it back to the system.
-
-    Every step frees and allocates all gradients and activations. By default the large ones are fresh mappings
-    each time, whose pages the kernel must clear first: a tenth of a step of GPT-2 at 256 tokens. No
-    arithmetic changes, and the peak is the same, but the process stays at it. Does nothing without glibc.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "gnu_get_libc_version"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
+def root_mean_square(tensors: Sequence[torch.Tensor]) -> float:
+    """Over all elements of all tensors, summed in float64."""
+    total = sum(float(tensor.double().square().sum()) for tensor in tensors)
+    return math.sqrt(total / sum(tensor.numel() for tensor in tensors))
 
 
 def assert_tied(model: nn.Module) -> None:

@@ -35,9 +35,7 @@ def measure(settings: Settings) -> Measurement:
         ours = [sys.executable, "-m", "gpt2exp", "--cfg", "job"]
         files = write_bare_app(folder, yaml.safe_load(printed(ours, folder)))
         bare = [sys.executable, str(folder / "app.py"), "--cfg", "job"]
-        taken = alternate(
-            lambda: printed(ours, folder), lambda: printed(bare, folder), settings.choose(15, 7)
-        )
+        taken = alternate(lambda: printed(ours, folder), lambda: printed(bare, folder), settings.choose(15, 7))
         lines = [len(printed(command, folder).splitlines()) for command in (ours, bare)]
     note = f"{files} YAML files each; printed lines: ours {lines[0]}, bare app {lines[1]}"
     return replace(taken, notes=(note,))
@@ -79,9 +77,7 @@ def make_plain(file: Path) -> None:
 def fill_in(conf: Path, composed: dict[str, Any]) -> None:
     """Write what our schemas add into the chosen options and into config.yaml."""
     main = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
-    chosen = {
-        group: name for entry in main["defaults"] if isinstance(entry, dict) for group, name in entry.items()
-    }
+    chosen = {group: name for entry in main["defaults"] if isinstance(entry, dict) for group, name in entry.items()}
     for key, value in composed.items():
         option = conf / key / f"{chosen.get(key)}.yaml"
         if option.is_file():

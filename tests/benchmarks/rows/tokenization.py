@@ -34,10 +34,7 @@ def measure(settings: Settings) -> Measurement:
 
     same = ours() == peer()
     characters = sum(map(len, texts))
-    note = (
-        f"{len(texts)} documents, {characters:,} characters, one process; bytes "
-        f"{'equal' if same else 'NOT equal'}"
-    )
+    note = f"{len(texts)} documents, {characters:,} characters, one process; bytes {'equal' if same else 'NOT equal'}"
     return replace(alternate(ours, peer, settings.choose(7, 5)), same=same, notes=(note,))
 
 

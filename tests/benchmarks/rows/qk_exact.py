@@ -1,0 +1,16 @@
+"""The exact causal QK maximum of a block against the block's own forward and backward."""
+
+from __future__ import annotations
+
+from benchmarking import Benchmark, Measurement, Reach, Settings
+from qk_observation import observation_share
+
+from gpt2exp.optim.qk_clip import max_logits
+
+
+def measure(settings: Settings) -> Measurement:
+    """T = 1,024, 12 heads of 64."""
+    return observation_share(settings, max_logits)
+
+
+ROW = Benchmark("exact QK maxima of one block, T = 1,024", "forward + backward of the block", Reach(0.03), measure)
