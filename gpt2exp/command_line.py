@@ -220,7 +220,7 @@ Usage
 
 Examples
   gpt2exp                                        a small GPT on the standard library's source, CPU
-  gpt2exp optimizer=sgd optimizer.lr=0.3 seed=1  another arm, another seed
+  gpt2exp optimizer=adamw_nano seed=1            another arm, another seed
   gpt2exp data=text 'data.paths=[notes/*.txt]'   your own text
   gpt2exp stop_after_steps=100                   pause there; gpt2exp resume RUN goes on, bit for bit
   gpt2exp -m protocol=three_seeds                the same run from three initialisations

@@ -48,20 +48,23 @@ def test_the_three_definitions_differ():
     assert not torch.equal(signed, causal) and not torch.equal(absolute, causal)
 
 
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     tokens=st.integers(1, 12),
     width=st.integers(1, 9),
-    exponent=st.integers(-12, 12),
     definition=st.sampled_from(list(MaxLogit)),
     parallel=st.booleans(),
 )
-def test_the_bound_is_never_below_the_exact_maximum(seed, tokens, width, exponent, definition, parallel):
-    """Parallel queries and keys make Cauchy-Schwarz tight: only the margin is left against rounding."""
+def test_the_bound_is_never_below_the_exact_maximum(seed, tokens, width, definition, parallel):
+    """Fifty heads an example, 10,000 cases in all, their queries scaled from 1e-12 to 1e12.
+
+    Parallel queries and keys make Cauchy-Schwarz tight: only the margin is left against rounding.
+    """
     rng = np.random.default_rng(seed)
-    q = torch.tensor(10.0**exponent * rng.standard_normal((1, 2, tokens, width)), dtype=torch.float32)
-    k = q * 3.0 if parallel else torch.tensor(rng.standard_normal((1, 2, tokens, width)), dtype=torch.float32)
+    scales = 10.0 ** rng.uniform(-12, 12, (1, 50, 1, 1))
+    q = torch.tensor(scales * rng.standard_normal((1, 50, tokens, width)), dtype=torch.float32)
+    k = q * 3.0 if parallel else torch.tensor(rng.standard_normal(q.shape), dtype=torch.float32)
     assert (upper_bound(q, k, definition) >= max_logits(q, k, definition)).all()
 
 

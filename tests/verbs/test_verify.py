@@ -151,7 +151,7 @@ def train_ours(source, pattern, accumulation, weight_decay, max_grad_norm, threa
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("threads", [1, 2], indirect=True, ids="threads{}".format)
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)], indirect=True, ids="threads{}".format)
 @pytest.mark.parametrize("max_grad_norm", [0.05, 1e9], ids=["clipped", "unclipped"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids="decay{}".format)
 @pytest.mark.parametrize("accumulation", [1, 2, 4], ids="accumulation{}".format)
