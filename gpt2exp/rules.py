@@ -17,6 +17,8 @@ from gpt2exp.config import (
     Tokenizer,
     warmup_steps,
 )
+from gpt2exp.optim.newton_schulz import NSPrecision
+from gpt2exp.optim.orthogonalize import OrthogonalizerKind
 from gpt2exp.optim.registry import optimizers
 
 MAX_VOCABULARY = 65_535
@@ -202,6 +204,9 @@ def _engine(cfg: Config) -> Iterator[str]:
             f"hardware={kind} has no form of optimizer '{cfg.optimizer.kind}' "
             f"(has: {', '.join(limits.optimizers)}); use hardware=cpu"
         )
+    precision = getattr(cfg.optimizer, "ns_precision", NSPrecision.fp32)
+    if cfg.hardware.orthogonalizer is OrthogonalizerKind.eigh and precision is NSPrecision.bf16:
+        yield "hardware.orthogonalizer=eigh: has no bf16 form for optimizer.ns_precision=bf16; use auto or ns"
 
 
 def _names(cfg: Config) -> Iterator[str]:

@@ -193,3 +193,31 @@ def test_devices_times_micro_batch_divides_the_rows(monkeypatch):
         "(tokens_per_step / context_length)"
     ]
     assert "x hardware.devices=3: must divide the 32 rows" in problems("hardware.devices=3")[0]
+
+
+MATRIX_OPTIMIZERS = {
+    "optimizer.ns_steps=0": "optimizer.ns_steps=0: must lie in 1..30",
+    "optimizer.momentum=1": "optimizer.momentum=1: must lie in [0, 1)",
+    "optimizer.weight_decay=60": "optimizer.weight_decay=60: lr*weight_decay is 1.2, and must stay below 1",
+    "optimizer.aux.lr=-1": "optimizer.aux.lr=-1: must not be negative",
+    "optimizer.aux.decay_scope=hidden": (
+        "optimizer.aux.decay_scope=hidden: the hidden matrices are Muon's; use matrices or none"
+    ),
+    "optimizer.qk_clip_threshold=0": (
+        "optimizer.qk_clip_threshold=0: must be greater than 0; optimizer=muon never clips"
+    ),
+    "optimizer.qk_clip_balance=1.5": "optimizer.qk_clip_balance=1.5: must lie in [0, 1]",
+}
+
+
+@pytest.mark.parametrize("override", MATRIX_OPTIMIZERS)
+def test_values_of_muonclip(override):
+    with pytest.raises(ConfigError) as caught:
+        quickly("optimizer=muonclip", override)
+    assert caught.value.problems == [MATRIX_OPTIMIZERS[override]]
+
+
+def test_eigenvalues_have_no_bf16_form():
+    quickly("optimizer=muon", "optimizer.ns_precision=bf16")
+    with pytest.raises(ConfigError, match=r"orthogonalizer=eigh: has no bf16 form .* use auto or ns"):
+        quickly("optimizer=muon", "optimizer.ns_precision=bf16", "hardware.orthogonalizer=eigh")

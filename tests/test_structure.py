@@ -17,7 +17,9 @@ PACKAGE = ROOT / "gpt2exp"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "numpy", "pandas", "scipy", "matplotlib", "weightwatcher"}
 
-OPTIM_RECIPES = {"optim.base", "optim.registry", "optim.param_groups", "optim.checks", "optim.orthogonalize"}
+OPTIM_RECIPES = {
+    "optim.base", "optim.registry", "optim.param_groups", "optim.checks", "optim.orthogonalize", "optim.newton_schulz",
+}  # fmt: skip
 SETTLED = {"config", "validate", "rules", "suggest", "identity", "compose", "explain", "schedule", "atomic"}
 ALLOWED = {
     "errors": set(),

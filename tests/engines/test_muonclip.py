@@ -181,6 +181,7 @@ def test_orthogonalizers_agree_in_float64_and_are_recorded():
     for name, weight in a.weights().items():
         np.testing.assert_allclose(b.weights()[name], weight, atol=1e-7, err_msg=name)
     assert (a.executors()["orthogonalizer"], b.executors()["orthogonalizer"]) == ("ns", "eigh")
+    assert engine(MUON).executors()["orthogonalizer"] == "eigh", "auto is recorded as what it stands for"
 
 
 def test_update_rms_of_the_hidden_group_is_the_scale_rules():

@@ -14,8 +14,9 @@ from torch import nn
 
 from gpt2exp.config import Precision
 from gpt2exp.engines.torch.qk_observer import QKObserver
+from gpt2exp.optim.newton_schulz import NSPrecision
 from gpt2exp.optim.ops import HostOps
-from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalizerKind
+from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalizerKind, resolved
 from gpt2exp.optim.qk_clip import QKClip
 
 DTYPES = {Precision.fp32: torch.float32, Precision.fp64: torch.float64, Precision.bf16: torch.float32}
@@ -70,7 +71,7 @@ class LocalBackend:
             "devices": 1,
             "ranks": 1,
             "threads": torch.get_num_threads(),
-            "orthogonalizer": self.orthogonalizer.kind.name,
+            "orthogonalizer": resolved(self.orthogonalizer.kind, self.device.type, NSPrecision.fp32).name,
             "isa": torch.backends.cpu.get_cpu_capability(),
             "torch": str(torch.__version__),
         }
