@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-TILE = 128
+TILE = 64
 """Query rows of a tile: a tile's logits stay in cache, and keys after its last row are never multiplied."""
 ROUNDING_MARGIN = 1e-5
 """Relative inflation of the bound, above the rounding of its own fp32 arithmetic."""
@@ -62,8 +62,8 @@ def max_logits(q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, definition: MaxLogit)
     """
     import torch
 
-    q_BHTD, k_BHTD = _at_least_fp32(q_BHTD).contiguous(), _at_least_fp32(k_BHTD)
-    keys_BHDT = k_BHTD.mT
+    q_BHTD, keys_BHDT = _at_least_fp32(q_BHTD).contiguous(), _at_least_fp32(k_BHTD).contiguous().mT
+    future_TT = torch.ones(TILE, TILE, dtype=torch.bool, device=q_BHTD.device).triu_(1)
     tokens = q_BHTD.shape[2]
     causal = definition is not MaxLogit.signed
     found: list[torch.Tensor] = []
@@ -73,8 +73,8 @@ def max_logits(q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, definition: MaxLogit)
         if definition is MaxLogit.causal_absolute:
             logits.abs_()
         if causal:
-            future = torch.ones(end - start, end - start, dtype=torch.bool, device=logits.device).triu_(1)
-            logits[..., start:end].masked_fill_(future, float("-inf"))
+            diagonal = logits[..., start:end]
+            diagonal.masked_fill_(future_TT[: end - start, : end - start], float("-inf"))
         found.append(logits.amax((0, 2, 3)))
     return torch.stack(found).amax(0) / math.sqrt(q_BHTD.shape[3])
 

@@ -34,7 +34,7 @@ def by_definition(q, k, definition):
     return found
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 128, 129, 300])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 65, 128, 300])
 @pytest.mark.parametrize("definition", list(MaxLogit))
 def test_exact_maximum_is_the_definition(definition, tokens):
     q, k = heads(1, tokens=tokens, dtype=torch.float64)

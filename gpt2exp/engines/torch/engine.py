@@ -17,6 +17,7 @@ from gpt2exp.engines.base import Array, EngineState, EvalRecord, QKRecord, Updat
 from gpt2exp.engines.torch.backends.local import LocalBackend
 from gpt2exp.errors import ConfigError
 from gpt2exp.optim.base import Clip, GroupRule, TensorInfo
+from gpt2exp.optim.ops import TILE_ELEMENTS
 from gpt2exp.optim.param_groups import assign
 from gpt2exp.optim.qk_clip import QKClip
 
@@ -182,7 +183,7 @@ class TorchEngine:
             before = [p * keep for p in params] if measured else []
             group.rule.update(self.backend.ops, params, grads, slots, scalars[group.name])
             if measured:
-                update_rms[group.name] = root_mean_square([p - b for p, b in zip(params, before, strict=True)])
+                update_rms[group.name] = root_mean_square(b.sub_(p) for b, p in zip(before, params, strict=True))
         return update_rms
 
     def _logits_finite(self) -> bool:
@@ -212,10 +213,14 @@ class TorchEngine:
                     yield f"{slot}/{tensor.name}", value
 
 
-def root_mean_square(tensors: Sequence[torch.Tensor]) -> float:
-    """Over all elements of all tensors, summed in float64."""
-    total = sum(float(tensor.double().square().sum()) for tensor in tensors)
-    return math.sqrt(total / sum(tensor.numel() for tensor in tensors))
+def root_mean_square(tensors: Iterable[torch.Tensor]) -> float:
+    """Over all elements of all tensors, summed in float64, a cache-sized piece at a time."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tensor in tensors:
+        for piece in tensor.flatten().split(TILE_ELEMENTS):
+            total = total + piece.double().square_().sum()
+        count += tensor.numel()
+    return math.sqrt(total.item() / count)
 
 
 def assert_tied(model: nn.Module) -> None:
