@@ -217,8 +217,8 @@ def root_mean_square(tensors: Iterable[torch.Tensor]) -> float:
     """Over all elements of all tensors, summed in float64, a cache-sized piece at a time."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     for tensor in tensors:
-        for piece in tensor.flatten().split(TILE_ELEMENTS):
-            total = total + piece.double().square_().sum()
+        for piece in torch.split(tensor.flatten(), TILE_ELEMENTS):
+            total = total + piece.double().square().sum()
         count += tensor.numel()
     return math.sqrt(total.item() / count)
 
