@@ -86,6 +86,7 @@ def task(cfg: DictConfig) -> float | None:
     except Gpt2ExpError as error:
         raise SystemExit(report(error)) from None
     except KeyboardInterrupt:
+        print("gpt2exp: interrupted at once; the newest checkpoint stands, gpt2exp resume goes on", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except Exception:
         traceback.print_exc()
