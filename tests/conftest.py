@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported: two workers on two cores must not spin against each other. `gpt2exp` does the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 TINY_RUN = (
     "model=tiny",

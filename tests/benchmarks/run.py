@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(options.quick, thread_count(os.environ))
     # Before anything imports torch, which reads it once; child processes inherit it.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     facts = head(settings)
     print("\n".join(f"{key:<8} {value}" for key, value in facts.items()), flush=True)
     names = options.names or row_names()
@@ -98,7 +99,7 @@ def head(settings: Settings) -> dict[str, Any]:
     load = " ".join(f"{value:.2f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "unknown"
     return {
         "machine": f"{cpu_model()}, {os.cpu_count()} cores, {platform.platform()}",
-        "threads": settings.threads,
+        "threads": f"{settings.threads}, OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']}",
         "torch": version("torch"),
         "python": platform.python_version(),
         "load": f"{load} (1, 5, 15 minutes, before)",

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from benchmarking import Benchmark, Measurement, Reach, Settings, alternate
 
+from gpt2exp.config import Precision
+from gpt2exp.engines.torch.backends.local import LocalBackend
 from gpt2exp.optim.muon import MuonRecipe, MuonRule
 from gpt2exp.optim.newton_schulz import NSPrecision, Polynomial, newton_schulz, oracle
-from gpt2exp.optim.ops import HostOps
-from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalizerKind, OrthogonalMap, orthogonalized
+from gpt2exp.optim.orthogonalize import OrthogonalizerKind, OrthogonalMap, orthogonalized
 
 WIDTH = 768
 LAYER = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
@@ -25,13 +26,13 @@ class Ours:
         self.params = [weight.clone() for weight in weights]
         self.grads = [grad.clone() for grad in grads]
         self.slots = {"momentum_buffer": [torch.zeros_like(weight) for weight in weights]}
-        self.ops = HostOps(Orthogonalizer(OrthogonalizerKind.auto, "cpu", threads))
+        self.backend = LocalBackend(Precision.fp32, threads)
         self.rule = MuonRule(MuonRecipe())
 
     def __call__(self) -> None:
         """One step; the rule writes its direction over the gradient, which keeps its cost and its size."""
         with torch.no_grad():
-            self.rule.update(self.ops, self.params, self.grads, self.slots, self.rule.step_scalars(1, 1e-3))
+            self.rule.update(self.backend.ops, self.params, self.grads, self.slots, self.rule.step_scalars(1, 1e-3))
 
 
 class Torchs:
@@ -57,7 +58,7 @@ def measure(settings: Settings) -> Measurement:
     grads = [torch.randn(weight.shape, generator=generator).mul_(1e-3) for weight in weights]
     ours = Ours(weights, grads, settings.threads)
     taken = alternate(ours, Torchs(weights, grads), rounds=settings.choose(5, 5))
-    ours.ops.orthogonalizer.close()
+    ours.backend.close()
     families = ", ".join(f"{name} {error(x, True):.1e} (bf16 {error(x, False):.1e})" for name, x in FAMILIES.items())
     return replace(taken, notes=(f"{len(weights)} matrices; relative error to the float64 map: {families}",))
 
