@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpt2exp.optim.adamw import AdamWRule
@@ -110,20 +111,20 @@ class MuonRule:
         scalars: Mapping[str, Any],
     ) -> None:
         """The whole group at once, so that the backend may batch or share out the matrices."""
-        recipe = self.recipe
-        directions = self._directions(ops, grads, slots["momentum_buffer"])
-        blocks = [block for u in directions for block in u.chunk(self.row_blocks)]
-        targets = [block for p in params for block in p.chunk(self.row_blocks)]
-        amounts = [scalars["lr"] * self.scale_of(block.shape) for block in blocks]
+        recipe, buffers = self.recipe, slots["momentum_buffer"]
+        targets, gradients, momenta = (
+            [block for tensor in tensors for block in tensor.chunk(self.row_blocks)]
+            for tensors in (params, grads, buffers)
+        )
+        amounts = [scalars["lr"] * self.scale_of(block.shape) for block in targets]
         which = OrthogonalMap(recipe.polynomial, recipe.ns_steps, recipe.ns_precision)
-        ops.orthogonal_step(targets, blocks, scalars["keep"], amounts, which)
+        updates = [partial(self._direction, ops, g, b) for g, b in zip(gradients, momenta, strict=True)]
+        ops.orthogonal_step(targets, updates, scalars["keep"], amounts, which)
 
-    def _directions(
-        self, ops: Ops, grads: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        """Move the buffers; the Nesterov directions take the gradients' place."""
+    def _direction(self, ops: Ops, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        """Move the buffer; a Nesterov direction takes the gradient's place."""
         mu, nesterov = self.recipe.momentum, self.recipe.nesterov
-        for g, b in ops.tiles(grads, buffers):
+        for g, b in ops.tiles([gradient], [buffer]):
             if self.recipe.momentum_form is MomentumForm.ema:
                 b.lerp_(g, 1 - mu)
                 if nesterov:
@@ -132,7 +133,7 @@ class MuonRule:
                 b.mul_(mu).add_(g)
                 if nesterov:
                     g.add_(b, alpha=mu)
-        return grads if nesterov else buffers
+        return gradient if nesterov else buffer
 
     def scale_of(self, shape: Sequence[int]) -> float:
         """Factor of an A x B block."""

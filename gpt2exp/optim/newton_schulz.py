@@ -91,18 +91,18 @@ def small_side_factor(matrix_AB: torch.Tensor, polynomial: Polynomial, steps: in
     scale = 1.0 / max(norm, NORM_FLOOR)
     if not SQUARABLE[0] < norm < SQUARABLE[1]:
         return scale * small_side_factor_of_unit(x_NM * scale, 1.0, polynomial, steps)
-    return small_side_factor_of_unit(x_NM, scale, polynomial, steps).mul_(scale)
+    return small_side_factor_of_unit(x_NM, scale, polynomial, steps)
 
 
 def small_side_factor_of_unit(x_NM: torch.Tensor, scale: float, polynomial: Polynomial, steps: int) -> torch.Tensor:
-    """V q(Λ) Vᵀ of the Gram matrix of scale * x_NM."""
+    """scale V q(Λ) Vᵀ, Λ the eigenvalues of the Gram matrix of scale * x_NM."""
     import torch
 
-    gram_NN = lower_product(x_NM, x_NM).mul_(scale * scale)
+    gram_NN = lower_product(x_NM, x_NM)
     # The lower triangle, said the way LAPACK's column order has it: 4 % faster than UPLO="L".
     eigenvalues_N, vectors_NN = torch.linalg.eigh(gram_NN.mT, UPLO="U")
-    gain_N = composed_gain(eigenvalues_N.clamp_(min=0), polynomial, steps)
-    product_NN = lower_product(vectors_NN * gain_N, vectors_NN)
+    gain_N = composed_gain(eigenvalues_N.clamp_(min=0).mul_(scale * scale), polynomial, steps)
+    product_NN = lower_product(vectors_NN * (gain_N * scale), vectors_NN)
     return mirrored(product_NN)
 
 

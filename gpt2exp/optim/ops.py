@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ class Ops(Protocol):
     def orthogonal_step(
         self,
         targets: Sequence[torch.Tensor],
-        updates: Sequence[torch.Tensor],
+        updates: Sequence[Callable[[], torch.Tensor]],
         keep: Any,
         amounts: Sequence[Any],
         which: OrthogonalMap,
     ) -> None:
-        """W <- keep W - amount orthogonalized(U) for each target W and update U, in place; U is kept."""
+        """W <- keep W - amount orthogonalized(U) for each target W, in place; U is what its update returns.
+
+        Updates are called once each, where their matrix is worked on.
+        """
 
 
 class HostOps:
@@ -70,7 +73,7 @@ class HostOps:
     def orthogonal_step(
         self,
         targets: Sequence[torch.Tensor],
-        updates: Sequence[torch.Tensor],
+        updates: Sequence[Callable[[], torch.Tensor]],
         keep: float,
         amounts: Sequence[float],
         which: OrthogonalMap,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -66,17 +66,17 @@ class Orthogonalizer:
     def step(
         self,
         targets: Sequence[torch.Tensor],
-        updates: Sequence[torch.Tensor],
+        updates: Sequence[Callable[[], torch.Tensor]],
         keep: float,
         amounts: Sequence[float],
         which: OrthogonalMap,
     ) -> None:
-        """W <- keep W - amount orthogonalized(U) for each target W and update U, in place; U is kept."""
+        """W <- keep W - amount orthogonalized(U) for each target W, in place; U is what its update returns."""
         kind = resolved(self.kind, self.device, which.precision)
         if self._pool is None:
-            _step_batched(targets, updates, keep, amounts, which)
+            _step_batched(targets, [update() for update in updates], keep, amounts, which)
             return
-        largest_first = sorted(range(len(targets)), key=lambda i: -updates[i].numel())
+        largest_first = sorted(range(len(targets)), key=lambda i: -targets[i].numel())
         tasks = [
             self._pool.submit(_step_one, targets[i], updates[i], keep, amounts[i], which, kind) for i in largest_first
         ]
@@ -101,7 +101,7 @@ def orthogonalized(matrix_AB: torch.Tensor, which: OrthogonalMap, kind: Orthogon
 
 def _step_one(
     target_AB: torch.Tensor,
-    update_AB: torch.Tensor,
+    update: Callable[[], torch.Tensor],
     keep: float,
     amount: float,
     which: OrthogonalMap,
@@ -110,6 +110,7 @@ def _step_one(
     import torch
 
     with torch.no_grad():
+        update_AB = update()
         if kind is OrthogonalizerKind.eigh and target_AB.dtype == update_AB.dtype and target_AB.element_size() >= 4:
             _step_by_factor(target_AB, update_AB, keep, amount, which)
             return

@@ -124,7 +124,8 @@ def stepped(orthogonalizer, dtype=torch.float32, keep=0.9, amount=0.3):
         keep * t.double().numpy() - amount * oracle(u.numpy(), Polynomial.ns5, 5)
         for t, u in zip(targets, updates, strict=True)
     ]
-    orthogonalizer.step(targets, updates, keep, [amount] * len(targets), NS5_FP32)
+    calls = [lambda update=update: update for update in updates]
+    orthogonalizer.step(targets, calls, keep, [amount] * len(targets), NS5_FP32)
     orthogonalizer.close()
     return targets, expected
 
