@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The console script: exits with the status that docs/exit codes in `--help` describe."""
+    """The console script: exits with one of the statuses that `gpt2exp --help` lists."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     # Idle OpenMP threads sleep instead of spinning: as fast on a quiet machine, 1.5 times on a shared one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

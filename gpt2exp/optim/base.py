@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from gpt2exp.optim.ops import Ops
     from gpt2exp.optim.qk_clip import QKClip
 
-Scalars = Mapping[str, float]
-"""The numbers of one step: host float64 values, the same for every engine."""
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -137,7 +137,7 @@ def test_evaluation_and_sampling_are_not_observed():
 
 
 def test_non_finite_logits_gate_the_update():
-    """Keys of infinite length in one position only: softmax still gives a finite loss."""
+    """A NaN put into the observation alone: loss and gradients are finite, and still nothing moves."""
     eng = engine(replace(CLIP, qk_clip_threshold=2.0))
     before = eng.state()
 
