@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,9 +13,10 @@ import psutil
 from omegaconf import OmegaConf
 
 import gpt2exp
-from gpt2exp.config import Config, derive
+from gpt2exp.config import Config
 from gpt2exp.data.corpora import Corpus, load_corpus
 from gpt2exp.data.windows import TrainingWindows
+from gpt2exp.derived import derive, probe_tokens
 from gpt2exp.engines.base import Engine, weights_digest
 from gpt2exp.errors import ConfigError
 from gpt2exp.experiment import Request
@@ -22,6 +24,7 @@ from gpt2exp.identity import Identity, InputRecord, needs_upstream, plain, reada
 from gpt2exp.models.upstream import SourceFile, locate
 from gpt2exp.optim.registry import optimizers
 from gpt2exp.projection import check_disk, micro_batch_size
+from gpt2exp.spectral.backends import label
 from gpt2exp.train.evaluate import Validation
 
 VERSIONED = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tiktoken")
@@ -51,6 +54,7 @@ class Parts:
     inputs: Inputs
     engine: Engine
     validation: Validation | None
+    probe: Validation | None
 
 
 def assemble(cfg: Config, directory: Path) -> Parts:
@@ -63,7 +67,10 @@ def assemble(cfg: Config, directory: Path) -> Parts:
     check_disk(cfg, slots, directory)
     inputs = resolve(cfg)
     rows = micro_batch_size(cfg, psutil.virtual_memory().total, slots)
-    return Parts(inputs, torch_engine(cfg, inputs.source, rows), validation(cfg, inputs.corpus, rows))
+    corpus = inputs.corpus
+    return Parts(
+        inputs, torch_engine(cfg, inputs.source, rows), validation(cfg, corpus, rows), probe(cfg, corpus, rows)
+    )
 
 
 def resolve(cfg: Config) -> Inputs:
@@ -82,7 +89,12 @@ def resolve(cfg: Config) -> Inputs:
     if problems:
         raise ConfigError(problems)
     record = InputRecord(
-        source.sha256 if source else None, corpus.digest, corpus.tokenizer_digest, windows.order_digest
+        source.sha256 if source else None,
+        corpus.digest,
+        corpus.tokenizer_digest,
+        windows.order_digest,
+        probe_digest(cfg, corpus),
+        label(cfg.tracking.backend.name) if cfg.tracking.every is not None else None,
     )
     return Inputs(source, corpus, windows, record)
 
@@ -104,7 +116,24 @@ def budget_problems(cfg: Config, corpus: Corpus, windows: TrainingWindows) -> li
             f"evaluation.tokens={cfg.evaluation.tokens}: the validation split has {corpus.val.num_tokens:,} "
             "tokens, one more than the targets is needed"
         )
+    if cfg.tracking.probe_tokens is not None and probe_tokens(cfg) >= corpus.val.num_tokens:
+        problems.append(
+            f"tracking.probe_tokens={probe_tokens(cfg)}: the validation split has {corpus.val.num_tokens:,} tokens, "
+            "one more than the targets is needed"
+        )
     return problems
+
+
+def probe(cfg: Config, corpus: Corpus, rows: int) -> Validation | None:
+    """What the token error is taken from at tracked steps without an evaluation, or None."""
+    tokens = probe_tokens(cfg)
+    return Validation(corpus.val, tokens, cfg.schedule.context_length, rows) if tokens else None
+
+
+def probe_digest(cfg: Config, corpus: Corpus) -> str | None:
+    """SHA256 of the probe's tokens as they are read."""
+    tokens = probe_tokens(cfg)
+    return hashlib.sha256(corpus.val.read(0, tokens + 1).tobytes()).hexdigest() if tokens else None
 
 
 def validation(cfg: Config, corpus: Corpus, rows: int) -> Validation | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from gpt2exp.rundir import RunDirectory, Status
 
 if TYPE_CHECKING:
     from gpt2exp.assembly import Parts
+    from gpt2exp.spectral.supervisor import Supervisor
     from gpt2exp.train.loop import Loop
     from gpt2exp.train.progress import Progress
 
@@ -77,22 +78,45 @@ def open_directory(cfg: Config, request: Request, parts: Parts, identity: Identi
 
 
 def train(cfg: Config, parts: Parts, directory: RunDirectory, identity: Identity) -> float | None:
-    """One attempt: restore or start, loop, sample, and a status whatever happens."""
+    """One attempt: restore or start, loop, sample, spectra, and a status whatever happens."""
+    from gpt2exp.spectral.snapshots import Queue
+    from gpt2exp.spectral.supervisor import supervised
     from gpt2exp.train import resume
     from gpt2exp.train.interrupt import stop_on_signals
 
     if directory.record["status"] == Status.complete.name:
         print(f"{directory.path}: complete already, nothing to do")
         return final_loss(directory)
-    with stop_on_signals() as stop, recording(directory), resume.progress(cfg, directory) as progress:
-        loop = resume.start(cfg, parts, directory, identity, progress, stop)
-        introduce(progress, cfg, parts, directory)
-        progress.start()
-        loop.train()
-        progress.close_bar()
-        conclude(cfg, parts, loop, progress)
-        directory.set_status(Status.complete, final_val_loss=final_loss(directory))
+    with (
+        stop_on_signals() as stop,
+        recording(directory),
+        resume.progress(cfg, directory) as progress,
+        supervised(Queue(directory.spectra), progress.say) as supervisor,
+    ):
+        if directory.record["status"] != Status.measuring.name:
+            loop = resume.start(cfg, parts, directory, identity, progress, stop, supervisor)
+            introduce(progress, cfg, parts, directory)
+            progress.start()
+            loop.train()
+            progress.close_bar()
+            conclude(cfg, parts, loop, progress)
+        measure(directory, supervisor, lambda: stop.reason)
     return final_loss(directory)
+
+
+def measure(directory: RunDirectory, supervisor: Supervisor, stopped: Callable[[], str | None]) -> None:
+    """Trained to the end: fit the spectra that are still to come, then the run is complete.
+
+    Raises:
+        StoppedError: stopped first, or a snapshot cannot be fitted.
+    """
+    from gpt2exp.spectral.completion import finish, headline
+
+    if rundir.read_rows(directory.path, "tracking"):
+        directory.set_status(Status.measuring)
+        finish(directory.path, supervisor, stopped)
+        supervisor.say(headline(directory.path))
+    directory.set_status(Status.complete, final_val_loss=final_loss(directory))
 
 
 @contextmanager
@@ -101,6 +125,11 @@ def recording(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except StoppedError as error:
+        if directory.record["status"] == Status.measuring.name:
+            directory.set_status(Status.measuring, str(error))
+            raise StoppedError(
+                f"trained to the end, but spectra are missing ({error}); continue with gpt2exp spectra {directory.path}"
+            ) from None
         paused = str(error).startswith("stop_after_steps")
         directory.set_status(Status.paused if paused else Status.stopped, str(error))
         raise StoppedError(

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from gpt2exp.config import Config, ModelSource, warmup_steps
+from gpt2exp.config import Config, ModelSource
+from gpt2exp.derived import probe_tokens, warmup_steps
 
 SCIENCE_VERSION = 1
 """Bumped by hand when the same configuration starts to give other numbers."""
@@ -29,6 +30,8 @@ class InputRecord:
     corpus_digest: str
     tokenizer_digest: str
     order_digest: str
+    probe_digest: str | None = None
+    spectral_estimator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,15 @@ def training_tier(cfg: Config, inputs: InputRecord) -> JSONDict:
 
 def measurement_tier(cfg: Config, inputs: InputRecord) -> JSONDict:
     """What is measured, when and on which tokens."""
-    return {"evaluation": plain(cfg.evaluation), "split": inputs.corpus_digest}
+    tier = {"evaluation": plain(cfg.evaluation), "split": inputs.corpus_digest}
+    if cfg.tracking.every is not None:
+        tier["tracking"] = {
+            **without(plain(cfg.tracking), "keep_weights", "max_pending"),
+            "probe_tokens": probe_tokens(cfg),
+            "probe": inputs.probe_digest,
+            "estimator": inputs.spectral_estimator,
+        }
+    return tier
 
 
 def readable_ids(cfg: Config) -> dict[str, str]:

@@ -4,10 +4,12 @@ run.json            status, digests, tiers, attempts, versions (rewritten atomic
 config.yaml         the resolved configuration
 metrics.jsonl       one row an update: deterministic
 evaluations.jsonl   one row an evaluation: deterministic
+tracking.jsonl      one row a tracked step: token error, hash of the weights kept for their spectra: deterministic
 timing.jsonl        seconds by phase
 events.jsonl        what happened, in order
 train.log           what was printed
 checkpoints/        see gpt2exp.train.checkpoint
+spectra/            see gpt2exp.spectral.snapshots; spectra*.csv are made from it
 attempts/N/         rows that attempt N wrote after the checkpoint that a later attempt resumed from
 """
 
@@ -27,9 +29,11 @@ from filelock import FileLock, Timeout
 from gpt2exp import atomic
 from gpt2exp.errors import RefusedError, StorageError
 
-ROW_FILES = ("metrics", "evaluations", "timing", "events")
+ROW_FILES = ("metrics", "evaluations", "tracking", "timing", "events")
 LEFTOVERS = re.compile(r"\.lock|config\.yaml|\..*\.part")
 """What a process killed while claiming may leave: nothing was trained yet, so it may be claimed again."""
+MULTIRUN_FILES = {"multirun.yaml", "protocol.json"}
+"""What Hydra and the gate write beside the runs of a multirun."""
 SCHEMA_VERSION = 1
 
 
@@ -41,6 +45,8 @@ class Status(Enum):
     paused = "paused"
     stopped = "stopped"
     failed = "failed"
+    measuring = "measuring"
+    """Trained to the end; spectra are still to come."""
     complete = "complete"
 
 
@@ -96,8 +102,17 @@ class RunDirectory:
 
     @property
     def set_aside(self) -> Path:
-        """Where what the last attempt wrote, and this one does not continue, is kept."""
-        return self.path / "attempts" / str(self.attempt)
+        """Where what the last attempt wrote, and the next one does not continue, is kept."""
+        return self.written_by(self.attempt)
+
+    def written_by(self, attempt: int) -> Path:
+        """Where what an attempt wrote, and a later one did not continue, is kept."""
+        return self.path / "attempts" / str(attempt)
+
+    @property
+    def spectra(self) -> Path:
+        """Folder of the snapshots and of what was fitted to them."""
+        return spectra_folder(self.path)
 
     @property
     def log_file(self) -> Path:
@@ -211,19 +226,25 @@ def used_message(path: Path) -> str:
 def discard_if_empty(path: Path) -> None:
     """Remove the directories that Hydra made for a run that was refused before it began.
 
-    Going up, a folder goes if it holds nothing, or only the `multirun.yaml` of a multirun none of whose runs
-    began; the working directory and what it lies in always stay.
+    Going up, a folder goes if it holds nothing, or only the `multirun.yaml` and the plan of a multirun none of whose
+    runs began; the working directory and what it lies in always stay.
     """
     here = Path.cwd()
     for folder in (path, *path.parents):
         if here.is_relative_to(folder) or not folder.is_dir():
             return
-        if [entry.name for entry in folder.iterdir()] == ["multirun.yaml"]:
-            (folder / "multirun.yaml").unlink()
+        if {entry.name for entry in folder.iterdir()} <= MULTIRUN_FILES:
+            for name in MULTIRUN_FILES:
+                (folder / name).unlink(missing_ok=True)
         try:
             folder.rmdir()
         except OSError:
             return
+
+
+def spectra_folder(run: Path) -> Path:
+    """Folder of a run's snapshots and of what was fitted to them."""
+    return run / "spectra"
 
 
 def is_run(path: Path) -> bool:

@@ -26,6 +26,7 @@ TINY_RUN = (
     "checkpoint.every=2",
     "logging.log_every=1",
     "sample.tokens=0",
+    "tracking=off",
     "hardware.threads=1",
 )
 

@@ -176,7 +176,27 @@ def test_the_way_a_value_is_chosen_does_not_matter():
         "schedule=nanogpt_shakespeare",
         "data=tinyshakespeare",
         "evaluation.every=250",
+        "tracking=every_250",
     )
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["tracking=off", "tracking.every=50", "tracking.also_at=[25]", "tracking.token_error_every=25",
+     "tracking.backend=fast", "tracking.randomize=true", "tracking.probe_tokens=1280", "evaluation.every=25"],
+)  # fmt: skip
+def test_what_is_tracked_is_measurement(override):
+    assert changed(override) == MEASUREMENT
+
+
+@pytest.mark.parametrize("override", ["tracking.keep_weights=true", "tracking.max_pending=9"])
+def test_how_snapshots_are_stored_is_not(override):
+    assert changed(override) == NOTHING
+
+
+def test_the_version_that_fits_is_measurement():
+    assert changed(inputs=replace(INPUTS, spectral_estimator="weightwatcher 0.7.8")) == MEASUREMENT
+    assert changed(inputs=replace(INPUTS, probe_digest="other tokens")) == MEASUREMENT
 
 
 @pytest.mark.parametrize("forms", [["1", "1.0", "1e0", "10e-1", "+1"], ["0.003", "3e-3", "3.0e-03"], ["0", "0.0"]])

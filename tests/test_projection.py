@@ -10,7 +10,15 @@ from quick import quickly
 
 from gpt2exp.errors import StorageError
 from gpt2exp.models.inventory import parameters
-from gpt2exp.projection import check_disk, checkpoint_bytes, micro_batch_size, parameter_count, row_bytes
+from gpt2exp.projection import (
+    check_disk,
+    checkpoint_bytes,
+    micro_batch_size,
+    parameter_count,
+    row_bytes,
+    snapshot_bytes,
+    tracking_bytes,
+)
 
 MODELS = ["nano", "tiny", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"]
 
@@ -55,6 +63,19 @@ def test_a_full_disk_is_refused_before_anything_starts(monkeypatch, tmp_path):
     cfg = config("gpt2")
     free = shutil.disk_usage(tmp_path)._replace(free=2_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    with pytest.raises(StorageError, match=r"2\.0 GB free.*3 checkpoints.*5\.6 GB.*checkpoint\.keep"):
+    with pytest.raises(
+        StorageError, match=r"2\.0 GB free.*3 checkpoints.*spectra \(1\.0 GB\) need 6\.9 GB.*checkpoint\.keep"
+    ):
         check_disk(cfg, slots=2, folder=tmp_path / "not" / "there")
     check_disk(replace(cfg, checkpoint=replace(cfg.checkpoint, keep=0)), slots=2, folder=tmp_path)
+
+
+def test_snapshots_are_bounded_by_the_queue_unless_they_are_kept():
+    """156 kept snapshots of GPT-2 would be 53 GB a run."""
+    cfg = config("gpt2")
+    cfg = replace(cfg, schedule=replace(cfg.schedule, num_steps=19_375))
+    assert snapshot_bytes(cfg) == 339_738_624
+    waiting = tracking_bytes(cfg)
+    kept = tracking_bytes(replace(cfg, tracking=replace(cfg.tracking, keep_weights=True)))
+    eigenvalues = 156 * 72 * 768 * 8
+    assert waiting == 5 * snapshot_bytes(cfg) + eigenvalues and kept == 156 * snapshot_bytes(cfg) + eigenvalues

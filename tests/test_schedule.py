@@ -78,5 +78,5 @@ def test_the_shipped_schedules(schedule, it, expected):
     """llm.c's published log has 6e-4 at update 699 and 3e-4 at 10,130: the middle of its cosine."""
     overrides = ["model=gpt2", "model.source=reference", f"schedule={schedule}", "data=synthetic", "evaluation=off"]
     cfg = quickly(*overrides, "optimizer=adamw")
-    loop = Loop(cfg, *[None] * 6, step=0, evaluated=set())
+    loop = Loop(cfg, *[None] * 6, step=0, evaluations={})
     assert loop.factor(it) == pytest.approx(expected, rel=1e-12)

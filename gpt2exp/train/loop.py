@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from gpt2exp.config import Config, Derived, Warmup, derive
+from gpt2exp.config import Config, Warmup
 from gpt2exp.data.windows import TrainingWindows
+from gpt2exp.derived import Derived, derive
 from gpt2exp.engines.base import Engine, QKRecord, UpdateRecord
 from gpt2exp.errors import NumericalError, StoppedError
 from gpt2exp.rundir import RunDirectory
@@ -18,6 +19,7 @@ from gpt2exp.train import checkpoint
 from gpt2exp.train.evaluate import Validation, evaluate, finite
 from gpt2exp.train.interrupt import StopRequest
 from gpt2exp.train.progress import Progress
+from gpt2exp.train.tracking import Tracking
 
 
 @dataclass
@@ -32,7 +34,8 @@ class Loop:
     progress: Progress
     stop: StopRequest
     step: int
-    evaluated: set[int]
+    evaluations: dict[int, dict[str, Any]]
+    tracking: Tracking | None = None
     gated_in_a_row: int = 0
     timings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -89,7 +92,7 @@ class Loop:
     def read_back_due(self) -> bool:
         """Rows are drained every log_every steps and before anything that needs them on disk."""
         every = self.cfg.logging.log_every
-        return self.step % every == 0 or self.evaluation_due() or self.checkpoint_due() or self.last
+        return self.step % every == 0 or self.measurement_due() or self.checkpoint_due() or self.last
 
     @property
     def last(self) -> bool:
@@ -134,19 +137,41 @@ class Loop:
             **(qk_columns(record.qk) if record.qk else {}),
         }
 
+    def measurement_due(self) -> bool:
+        """Whether anything is to be measured now."""
+        return self.evaluation_due() or self.tracking_due()
+
     def evaluation_due(self) -> bool:
-        """On the grid and not in the ledger."""
-        return self.step in self.derived.evaluation_steps and self.step not in self.evaluated
+        """On the grid and not in the rows."""
+        return self.step in self.derived.evaluation_steps and self.step not in self.evaluations
+
+    def tracking_due(self) -> bool:
+        """On the grid and not in the rows."""
+        return self.tracking is not None and self.tracking.due(self.step)
 
     def measure(self) -> None:
-        """Evaluate if due."""
-        if self.validation is None or not self.evaluation_due():
-            return
+        """Evaluate and track, whatever is due."""
+        if self.validation is not None and self.evaluation_due():
+            self.evaluate(self.validation)
+        if self.tracking is not None and self.tracking_due():
+            self.track(self.tracking)
+
+    def evaluate(self, validation: Validation) -> None:
+        """Evaluate now."""
         with self.timed("evaluate"):
-            row = evaluate(self.engine, self.validation, self.step, self.step * self.cfg.schedule.tokens_per_step)
+            row = evaluate(self.engine, validation, self.step, self.step * self.cfg.schedule.tokens_per_step)
         self.run.append("evaluations", [row])
-        self.evaluated.add(self.step)
+        self.evaluations[self.step] = row
         self.progress.evaluation(row)
+
+    def track(self, tracking: Tracking) -> None:
+        """Track now, or as soon as the queue has room."""
+        with self.timed("wait"):
+            ready = tracking.ready(self.step)
+        if not ready:
+            self.stop_for(tracking.supervisor.trouble or self.stop.reason or "stopped")
+        with self.timed("track"):
+            tracking.track(self.step, self.engine, self.evaluations.get(self.step))
 
     def checkpoint_due(self) -> bool:
         """At multiples of checkpoint.every, at a pause, and at the last step."""
@@ -173,8 +198,11 @@ class Loop:
         """Pause at stop_after_steps, or stop cleanly after a signal."""
         paused = self.cfg.stop_after_steps is not None and self.step >= self.cfg.stop_after_steps
         reason = f"stop_after_steps={self.cfg.stop_after_steps}" if paused else self.stop.reason
-        if reason is None:
-            return
+        if reason is not None:
+            self.stop_for(reason)
+
+    def stop_for(self, reason: str) -> NoReturn:
+        """Stop cleanly: a checkpoint of this step, then the error that ends the attempt."""
         if self.step not in checkpoint.steps(self.run.checkpoints):
             self.save()
         raise StoppedError(reason)

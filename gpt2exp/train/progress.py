@@ -88,6 +88,11 @@ class Progress:
         where = f"step {row['step']:>{len(str(self.num_steps))}}/{self.num_steps}"
         self.say(f"{where}  val loss {loss}  token error {row['token_error']:.4f}")
 
+    def tracked(self, row: dict[str, Any]) -> None:
+        """A token error taken from the probe."""
+        where = f"step {row['step']:>{len(str(self.num_steps))}}/{self.num_steps}"
+        self.say(f"{where}  token error {row['token_error']:.4f} (probe of {row['target_tokens']:,} tokens)")
+
     def _smooth(self, loss: float | None) -> None:
         if loss is None:
             return

@@ -13,10 +13,13 @@ from gpt2exp.config import Config
 from gpt2exp.errors import ConfigError
 from gpt2exp.identity import Identity, differing
 from gpt2exp.rundir import RunDirectory, read_rows
+from gpt2exp.spectral.slices import slices
+from gpt2exp.spectral.supervisor import Supervisor
 from gpt2exp.train import checkpoint
 from gpt2exp.train.interrupt import StopRequest
 from gpt2exp.train.loop import Loop
 from gpt2exp.train.progress import Progress
+from gpt2exp.train.tracking import Tracking
 
 if TYPE_CHECKING:
     from gpt2exp.assembly import Parts
@@ -67,6 +70,7 @@ def start(
     identity: Identity,
     printer: Progress,
     stop: StopRequest,
+    supervisor: Supervisor,
 ) -> Loop:
     """Restore the newest good checkpoint (none: step 0), cut later rows away, begin the attempt."""
     step = restore(parts, directory, printer) if directory.attempt else 0
@@ -74,7 +78,7 @@ def start(
         {"from_step": step, "host": platform.node(), "pid": os.getpid(), "execution": identity.execution}
     )
     directory.event("start" if step == 0 else "resume", step=step)
-    evaluated = {row["step"] for row in read_rows(directory.path, "evaluations")}
+    evaluations = {row["step"]: row for row in read_rows(directory.path, "evaluations")}
     gated = [row["gated"] for row in read_rows(directory.path, "metrics")]
     printer.first_step = step
     return Loop(
@@ -86,9 +90,25 @@ def start(
         printer,
         stop,
         step,
-        evaluated,
+        evaluations,
+        tracking(cfg, parts, directory, printer, stop, supervisor),
         gated_in_a_row=len(list(takewhile(bool, reversed(gated)))),
     )
+
+
+def tracking(
+    cfg: Config,
+    parts: Parts,
+    directory: RunDirectory,
+    printer: Progress,
+    stop: StopRequest,
+    supervisor: Supervisor,
+) -> Tracking | None:
+    """The attempt's tracking, or None where it is off."""
+    if cfg.tracking.every is None:
+        return None
+    done = {row["step"] for row in read_rows(directory.path, "tracking")}
+    return Tracking(cfg, parts.probe, slices(cfg.model), supervisor, directory, printer, stop, done)
 
 
 def restore(parts: Parts, directory: RunDirectory, printer: Progress) -> int:

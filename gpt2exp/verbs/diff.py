@@ -21,6 +21,7 @@ from gpt2exp.verbs_help import positional
 
 SCIENCE = ("training", "measurement")
 RECORDED_KEYS = ("arm", "checkpoint", "logging", "sample", "resume", "gate", "stop_after_steps")
+TRACKING_STORAGE = ("keep_weights", "max_pending")
 LEFT_OUT = ("digests", "corpus", "attempts", "updated")
 """What a record repeats in short, or holds of times."""
 UNRESOLVED = InputRecord(None, "", "", "")
@@ -73,7 +74,8 @@ def tiers_of_config(path: Path) -> Tiers:
 def recorded_of(cfg: Config) -> dict[str, Any]:
     """Configuration that changes no number."""
     labels = {group: getattr(cfg, group).label for group in ("model", "optimizer", "schedule")}
-    return {"label": labels, **{name: plain(getattr(cfg, name)) for name in RECORDED_KEYS}}
+    storage = {name: getattr(cfg.tracking, name) for name in TRACKING_STORAGE}
+    return {"label": labels, "tracking": storage, **{name: plain(getattr(cfg, name)) for name in RECORDED_KEYS}}
 
 
 def print_tier(tier: str, rows: list[tuple[str, Any, Any]]) -> None:

@@ -70,6 +70,8 @@ def status_text(run: Path, record: dict[str, Any]) -> str:
     status = str(record["status"])
     if status in (rundir.Status.running.name, rundir.Status.claimed.name) and not held(run):
         return f"killed (gpt2exp resume {run})"
+    if status == rundir.Status.measuring.name and not held(run):
+        return f"measuring (gpt2exp spectra {run})"
     inexact = " (inexact resume)" if record.get("inexact") else ""
     reason = f" ({record['reason']})" if record.get("reason") else ""
     return status + inexact + reason

@@ -1,10 +1,11 @@
 """Kill a run at every point where it touches the disk, resume it, and compare with an unbroken run.
 
-Usage: python kill_points.py FOLDER [EVERY]
+Usage: python kill_points.py FOLDER [EVERY [tracked]]
 
 One process imports everything and forks a child for each point, so a point costs a run of a tiny model
 and not the imports. A child counts fsync, rename, mkdir, unlink, rmdir and tensor writes, and sends itself
-SIGKILL at the n-th. For EVERY = 1 all points are taken. Prints one JSON object.
+SIGKILL at the n-th. For EVERY = 1 all points are taken. `tracked` turns spectra on: then a worker that outlives
+the kill for a moment, and results of its own, are part of it. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
-from runs import config, results, resume, start
+from runs import TRACKED, config, results, resume, start, tracked_results
 
 from gpt2exp import rundir
 from gpt2exp.train import checkpoint
@@ -78,18 +79,23 @@ def in_child(action) -> int:
     return os.waitstatus_to_exitcode(raw)
 
 
-def go_on(folder: Path) -> None:
+def go_on(folder: Path, overrides: tuple[str, ...]) -> None:
     """What a user does after a kill: resume, or start where nothing had begun."""
     if rundir.is_run(folder):
         resume(folder)
     else:
-        start(folder)
+        start(folder, *overrides)
 
 
-def main(root: Path, every: int) -> dict[str, object]:
+def main(root: Path, every: int, overrides: tuple[str, ...] = ()) -> dict[str, object]:
     config()
-    assert in_child(lambda: start(root / "unbroken")) == 0
-    expected = results(root / "unbroken")
+
+    def found(folder: Path) -> dict[str, object]:
+        status = rundir.read_record(folder)["status"]
+        return {"status": status, **results(folder), **(tracked_results(folder) if overrides else {})}
+
+    assert in_child(lambda: start(root / "unbroken", *overrides)) == 0
+    expected = found(root / "unbroken")
     points, bad = 0, []
     for at in range(1, 100_000, every):
         folder = root / "run"
@@ -97,17 +103,18 @@ def main(root: Path, every: int) -> dict[str, object]:
 
         def killed(at: int = at, folder: Path = folder) -> None:
             Bomb(at).arm()
-            start(folder)
+            start(folder, *overrides)
 
         status = in_child(killed)
         if status == 0:
             break
         points += 1
-        resumed = in_child(lambda folder=folder: go_on(folder))
-        if status != -signal.SIGKILL or resumed != 0 or results(folder) != expected:
+        resumed = in_child(lambda folder=folder: go_on(folder, overrides))
+        if status != -signal.SIGKILL or resumed != 0 or found(folder) != expected:
             bad.append({"point": at, "killed": status, "resumed": resumed})
     return {"points": points, "bad": bad}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)))
+    step = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    print(json.dumps(main(Path(sys.argv[1]), step, TRACKED if "tracked" in sys.argv else ())))

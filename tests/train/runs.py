@@ -13,7 +13,7 @@ OVERRIDES = [
     "model=tiny", "model.n_layer=1", "model.n_embd=16", "model.vocab_size=64", "data=synthetic",
     "data.train_tokens=20000", "data.val_tokens=2000", "schedule.num_steps=12", "schedule.context_length=16",
     "schedule.tokens_per_step=64", "schedule.warmup_steps=3", "evaluation.every=5", "evaluation.tokens=256",
-    "hardware.threads=1", "checkpoint.every=4", "logging.log_every=3",
+    "hardware.threads=1", "checkpoint.every=4", "logging.log_every=3", "tracking=off",
 ]  # fmt: skip
 
 
@@ -37,6 +37,17 @@ DETERMINISTIC = (
     "checkpoints/step_000012/weights.safetensors",
     "checkpoints/step_000012/slots.safetensors",
 )
+
+
+TRACKED = ("tracking.every=5", "tracking.token_error_every=3", "tracking.backend=fast")
+SPECTRA = [f"spectra/step_{step:06d}.npz" for step in (0, 5, 10, 12)]
+TABLES = ("spectra.csv", "spectra_summary.csv", "spectra_correlations.csv")
+
+
+def tracked_results(folder: Path) -> dict[str, object]:
+    """The same for what is tracked; the tables without their first column, the directory's name."""
+    tables = {name: [line.split(",", 1)[1] for line in (folder / name).read_text().splitlines()] for name in TABLES}
+    return {**{name: (folder / name).read_bytes() for name in ("tracking.jsonl", *SPECTRA)}, **tables}
 
 
 def results(folder: Path) -> dict[str, bytes]:
