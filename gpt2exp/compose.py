@@ -20,6 +20,7 @@ from gpt2exp.config import (
     HardwareConfig,
     ModelConfig,
     ScheduleConfig,
+    TrackingConfig,
     shipped,
 )
 from gpt2exp.errors import ConfigError
@@ -54,6 +55,7 @@ SCHEMAS = {
     "schedule": ScheduleConfig,
     "hardware": HardwareConfig,
     "evaluation": EvaluationConfig,
+    "tracking": TrackingConfig,
 }
 
 

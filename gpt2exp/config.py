@@ -73,6 +73,15 @@ class Tokenizer(Enum):
     """Bytes written with the ids GPT-2 gives single bytes; needs no vocabulary files."""
 
 
+class SpectralBackend(Enum):
+    """Who fits the layer spectra; results of one are never pooled with the other's."""
+
+    weightwatcher = "weightwatcher"
+    """WeightWatcher itself: the reference."""
+    fast = "fast"
+    """Our own equivalent: the same numbers for a fraction of the time."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and source of the GPT; field names are nanoGPT's."""
@@ -160,6 +169,17 @@ class ShardData(DataConfig):
 
 
 @dataclass(frozen=True)
+class PublishedShardData(DataConfig):
+    """A published set of llm.c token shards, whose names, lengths and hashes are known."""
+
+    kind: str = "fineweb10B"
+    source: str = MISSING
+    folder: str | None = None
+    vocab_size: int = MISSING
+    train_shards: int | None = None
+
+
+@dataclass(frozen=True)
 class SyntheticData(DataConfig):
     """Tokens of an integer linear congruential generator: the same on every machine, for tests."""
 
@@ -187,6 +207,28 @@ class EvaluationConfig:
 
     every: int | None = MISSING
     tokens: int = MISSING
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Layer spectra, and the token error beside them.
+
+    Spectra are taken at step 0, every `every` steps, at each step of `also_at` and at the last step; `every: null`
+    turns tracking off. The token error is taken at the same steps, and every `token_error_every` steps where
+    that is set: from the evaluation where one is due, else from the first `probe_tokens` of the validation split
+    (null: as many as the evaluation reads, so that the series is about the same tokens at every step; none
+    without an evaluation). Snapshots are deleted once fitted, unless `keep_weights`; training waits while
+    `max_pending` are not.
+    """
+
+    every: int | None = MISSING
+    also_at: tuple[int, ...] = ()
+    token_error_every: int | None = None
+    backend: SpectralBackend = SpectralBackend.weightwatcher
+    randomize: bool = False
+    probe_tokens: int | None = None
+    keep_weights: bool = False
+    max_pending: int = 4
 
 
 @dataclass(frozen=True)
@@ -229,6 +271,41 @@ class GateConfig:
     patience: int = 10
 
 
+class Design(Enum):
+    """How the runs of a protocol belong together."""
+
+    paired = "paired"
+    """Every seed with every arm: arms are compared within seeds."""
+    replicates = "replicates"
+    """One arm at several seeds, or one run."""
+    sweep = "sweep"
+    """The same search space for every arm, to choose from."""
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What a protocol declares before its first run; no run of it reads this.
+
+    `arms` are compared in order, first minus others. `primary` is judged alone, `secondary` with Holm's
+    adjustment. `model_source` is demanded of every run. `tuning_trials` is what each arm was given to choose its
+    learning rate, on `tuning_seeds`, which must not be among `seeds`; empty: not declared. `sd_of_difference` (a guess, from earlier runs) lets `check`
+    say what the plan can detect; `tokens_per_second` and `price_per_hour` let it project time and cost.
+    """
+
+    design: Design = Design.paired
+    seeds: tuple[int, ...] = ()
+    arms: tuple[str, ...] = ()
+    primary: str = "final_val_loss"
+    secondary: tuple[str, ...] = ()
+    target_val_loss: float | None = None
+    model_source: ModelSource | None = None
+    tuning_trials: tuple[int, ...] = ()
+    tuning_seeds: tuple[int, ...] = ()
+    sd_of_difference: float | None = None
+    tokens_per_second: float | None = None
+    price_per_hour: float | None = None
+
+
 @dataclass(frozen=True)
 class Config:
     """One run, complete and typed."""
@@ -239,6 +316,7 @@ class Config:
     data: DataConfig = MISSING
     hardware: HardwareConfig = MISSING
     evaluation: EvaluationConfig = MISSING
+    tracking: TrackingConfig = MISSING
     seed: int = 42
     precision: Precision = MISSING
     arm: str = MISSING
@@ -247,47 +325,14 @@ class Config:
     sample: SampleConfig = field(default_factory=SampleConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     stop_after_steps: int | None = None
 
 
 DATA_SCHEMAS: dict[str, type[DataConfig]] = {
-    schema.kind: schema for schema in (StdlibData, TextData, ShakespeareData, ShardData, SyntheticData)
+    schema.kind: schema
+    for schema in (StdlibData, TextData, ShakespeareData, ShardData, PublishedShardData, SyntheticData)
 }
-
-
-@dataclass(frozen=True)
-class Derived:
-    """What follows from a configuration alone."""
-
-    rows_per_step: int
-    train_tokens: int
-    warmup_steps: int
-    evaluation_steps: tuple[int, ...]
-
-
-def derive(cfg: Config) -> Derived:
-    """Everything computed from the configuration; pure, so nothing derived is ever stored twice."""
-    schedule = cfg.schedule
-    return Derived(
-        rows_per_step=schedule.tokens_per_step // schedule.context_length,
-        train_tokens=schedule.num_steps * schedule.tokens_per_step,
-        warmup_steps=warmup_steps(schedule),
-        evaluation_steps=grid(cfg.evaluation.every, schedule.num_steps),
-    )
-
-
-def warmup_steps(schedule: ScheduleConfig) -> int:
-    """Warm-up length: as given, or the rounded fraction of `num_steps`."""
-    if schedule.warmup_steps is not None:
-        return schedule.warmup_steps
-    return round((schedule.warmup_fraction or 0.0) * schedule.num_steps)
-
-
-def grid(every: int | None, num_steps: int) -> tuple[int, ...]:
-    """Steps {0, multiples of `every`, last}; empty where `every` is None."""
-    if every is None:
-        return ()
-    return tuple(sorted({*range(0, num_steps + 1, every), num_steps}))
 
 
 def shipped(name: str) -> Path:

@@ -8,13 +8,32 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gpt2exp.errors import ConfigError, Gpt2ExpError
+
+if TYPE_CHECKING:
+    from gpt2exp.config import Config
+    from gpt2exp.protocol.plan import Plan
+
+
+@dataclass(frozen=True)
+class ComposedRun:
+    """One run of a multirun: what is swept, its folder, and its configuration or what is wrong with it.
+
+    The folder is "" where it depends on what only Hydra knows at launch.
+    """
+
+    name: str
+    folder: str = ""
+    config: Config | None = None
+    problems: tuple[str, ...] = ()
 
 
 class Gate(Callback):
@@ -27,6 +46,21 @@ class Gate(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a multirun: every run of it is composed and validated first."""
         _refusing(lambda: check_multirun(config))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """After the last run of a protocol: its report, which judges for itself what is complete."""
+        _refusing(lambda: conclude(config))
+
+
+def conclude(config: DictConfig) -> None:
+    """Write the report of a protocol, and say where it is."""
+    from gpt2exp.protocol.plan import read_plan
+
+    folder = Path(config.hydra.sweep.dir)
+    if read_plan(folder) is not None:
+        from gpt2exp.report.publish import publish_report
+
+        publish_report([folder], folder, (), print)
 
 
 def check_run(config: DictConfig) -> None:
@@ -41,31 +75,58 @@ def check_run(config: DictConfig) -> None:
     problems = hydra_problems(config.hydra)
     protocol = config.hydra.runtime.choices.get("protocol")
     if protocol:
-        problems.append(f"protocol={protocol} is a multirun: add -m (gpt2exp -m protocol={protocol})")
+        raise ConfigError([*problems, f"protocol={protocol} is a multirun: add -m (gpt2exp -m protocol={protocol})"])
     typed(without_hydra(config), problems)
 
 
 def check_multirun(config: DictConfig) -> None:
-    """Compose and validate every run of a multirun, and see that each gets a directory of its own.
+    """Compose and validate every run of a multirun before the first starts, and keep a protocol's plan.
 
     Raises:
-        ConfigError: with every problem; one that not all runs share names its run.
+        ConfigError: with every problem; one that not all runs share names its run. Two runs in one directory, runs
+            that are not what the protocol declares, and a directory that holds another plan are such.
     """
-    plan = planned_runs(config.hydra)
-    found: dict[str, list[str]] = {}
-    folders: dict[str, list[str]] = {}
-    for name, overrides in plan:
-        folder, problems = _check_planned(config, overrides)
-        for problem in problems:
-            found.setdefault(problem, []).append(name)
-        folders.setdefault(folder, []).append(name)
-    problems = [
-        *hydra_problems(config.hydra),
-        *(p if len(names) == len(plan) else f"{p} (run {names[0]})" for p, names in found.items()),
-        *_shared_folders(folders),
-    ]
+    from gpt2exp.protocol.plan import publish, refuse_if_started
+
+    runs = composed_runs(config)
+    problems = [*hydra_problems(config.hydra), *run_problems(runs), *_shared_folders(runs)]
     if problems:
         raise ConfigError(problems)
+    plan = plan_of(config.hydra, runs)
+    if plan is not None:
+        folder = Path(config.hydra.sweep.dir)
+        publish(plan, folder)
+        if not all(run.config is not None and run.config.resume.enabled for run in runs):
+            refuse_if_started(plan, folder)
+
+
+def composed_runs(config: DictConfig) -> list[ComposedRun]:
+    """Every run of a multirun, composed and validated."""
+    return [_composed(config, name, overrides) for name, overrides in planned_runs(config.hydra)]
+
+
+def run_problems(runs: Sequence[ComposedRun]) -> list[str]:
+    """What is wrong with single runs; what is wrong with all of them is said once."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for problem in run.problems:
+            found.setdefault(problem, []).append(run.name)
+    return [p if len(names) == len(runs) else f"{p} (run {names[0]})" for p, names in found.items()]
+
+
+def plan_of(hydra: DictConfig, runs: Sequence[ComposedRun]) -> Plan | None:
+    """The plan of a protocol that declares one; None for other multiruns.
+
+    Raises:
+        ConfigError: the runs are not what it declares.
+    """
+    from gpt2exp.protocol.plan import make_plan
+
+    protocol = hydra.runtime.choices.get("protocol")
+    planned = [(run.folder, run.config) for run in runs if run.config is not None]
+    if not protocol or not planned or not planned[0][1].plan.seeds:
+        return None
+    return make_plan(str(protocol), planned)
 
 
 def hydra_problems(hydra: DictConfig) -> list[str]:
@@ -113,7 +174,10 @@ def planned_runs(hydra: DictConfig) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _shared_folders(folders: dict[str, list[str]]) -> list[str]:
+def _shared_folders(runs: Sequence[ComposedRun]) -> list[str]:
+    folders: dict[str, list[str]] = {}
+    for run in runs:
+        folders.setdefault(run.folder, []).append(run.name)
     shared = {folder: names for folder, names in folders.items() if len(names) > 1 and folder}
     return [
         f"hydra.sweep.subdir={folder}: the same directory for {len(names)} runs ({', '.join(names)}); give "
@@ -122,24 +186,23 @@ def _shared_folders(folders: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def _check_planned(config: DictConfig, overrides: Sequence[str]) -> tuple[str, list[str]]:
+def _composed(config: DictConfig, name: str, overrides: Sequence[str]) -> ComposedRun:
     from hydra import compose
 
     from gpt2exp.explain import Explainer, without_hydra
     from gpt2exp.validate import omegaconf_line, typed
 
-    name, everything = config.hydra.job.config_name, [*as_given(config.hydra)["hydra"], *overrides]
+    primary, everything = config.hydra.job.config_name, [*as_given(config.hydra)["hydra"], *overrides]
     try:
-        composed = compose(name, overrides=everything, return_hydra_config=True)
+        composed = compose(primary, overrides=everything, return_hydra_config=True)
     except Exception as error:
-        return "", Explainer(name).explain(everything, error)
+        return ComposedRun(name, problems=tuple(Explainer(primary).explain(everything, error)))
     try:
-        typed(without_hydra(composed))
-        return _subdir(composed), []
+        return ComposedRun(name, _subdir(composed), typed(without_hydra(composed)))
     except ConfigError as error:
-        return "", error.problems
+        return ComposedRun(name, problems=tuple(error.problems))
     except OmegaConfBaseException as error:
-        return "", [omegaconf_line(error)]
+        return ComposedRun(name, problems=(omegaconf_line(error),))
 
 
 def _subdir(composed: DictConfig) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gpt2exp.config import Config, ModelConfig, Precision, derive
+from gpt2exp.config import Config, ModelConfig, Precision
+from gpt2exp.derived import derive
 from gpt2exp.errors import StorageError
 
 MEMORY_SHARE = 0.5
@@ -58,19 +59,40 @@ def checkpoint_bytes(cfg: Config, slots: int) -> int:
     return parameter_count(cfg.model) * item_size(cfg.precision) * (1 + slots)
 
 
+def snapshot_bytes(cfg: Config) -> int:
+    """Disk of one snapshot: the matrices inside the blocks, in fp32."""
+    return 4 * 12 * cfg.model.n_embd**2 * cfg.model.n_layer
+
+
+def tracking_bytes(cfg: Config) -> int:
+    """Disk of the snapshots that may exist at once, and of all eigenvalues and kept weights."""
+    count, model = len(derive(cfg).spectra_steps), cfg.model
+    at_once = count if cfg.tracking.keep_weights else min(count, cfg.tracking.max_pending + 1)
+    eigenvalues = 8 * 6 * model.n_embd * model.n_layer
+    return at_once * snapshot_bytes(cfg) + count * eigenvalues
+
+
 def check_disk(cfg: Config, slots: int, folder: Path) -> None:
-    """Refuse a run whose checkpoints would not fit; one more than `keep` exists while saving.
+    """Refuse a run that would not fit; one checkpoint more than `keep` exists while saving.
 
     Raises:
         StorageError: naming what is needed and what is free.
     """
-    if cfg.checkpoint.keep == 0:
-        return
-    needed = int(DISK_MARGIN * checkpoint_bytes(cfg, slots) * (cfg.checkpoint.keep + 1))
+    saved = cfg.checkpoint.keep + 1 if cfg.checkpoint.keep else 0
+    needed = int(DISK_MARGIN * (checkpoint_bytes(cfg, slots) * saved + tracking_bytes(cfg)))
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise StorageError(
-            f"{existing}: {free / 1e9:.1f} GB free, but {cfg.checkpoint.keep + 1} checkpoints of this model "
-            f"need {needed / 1e9:.1f} GB; free some, lower checkpoint.keep, or choose another hydra.run.dir"
+            f"{existing}: {free / 1e9:.1f} GB free, but {saved} checkpoints of this model and its snapshots for "
+            f"spectra ({tracking_bytes(cfg) / 1e9:.1f} GB) need {needed / 1e9:.1f} GB; free some, lower "
+            "checkpoint.keep, set tracking.keep_weights=false, or choose another hydra.run.dir"
         )
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: `442 kB`, `1.36 GB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} bytes"

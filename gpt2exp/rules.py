@@ -12,14 +12,16 @@ from gpt2exp.config import (
     ModelSource,
     Order,
     Precision,
+    SpectralBackend,
     StdlibData,
     SyntheticData,
     Tokenizer,
-    warmup_steps,
 )
+from gpt2exp.derived import warmup_steps
 from gpt2exp.optim.newton_schulz import NSPrecision
 from gpt2exp.optim.orthogonalize import OrthogonalizerKind
 from gpt2exp.optim.registry import optimizers
+from gpt2exp.report.endpoints import ENDPOINTS
 
 MAX_VOCABULARY = 65_535
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -74,7 +76,8 @@ AT_LEAST = {
         "schedule.num_steps", "schedule.tokens_per_step", "schedule.context_length", "hardware.devices",
         "hardware.micro_batch_size", "hardware.threads", "evaluation.every", "checkpoint.every",
         "logging.log_every", "stop_after_steps", "data.window_tokens", "data.vocab_size",
-        "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k"),
+        "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k", "tracking.every",
+        "tracking.token_error_every", "data.train_shards", "tracking.probe_tokens", "tracking.max_pending"),
     0: ("seed", "schedule.warmup_steps", "evaluation.tokens", "checkpoint.keep", "sample.tokens",
         "gate.patience"),
 }  # fmt: skip
@@ -180,6 +183,24 @@ def _evaluation(cfg: Config) -> Iterator[str]:
         )
 
 
+def _tracking(cfg: Config) -> Iterator[str]:
+    tracking, context = cfg.tracking, cfg.schedule.context_length
+    if tracking.every is None:
+        return
+    for step in tracking.also_at:
+        if step < 0:
+            yield f"tracking.also_at={list(tracking.also_at)}: steps are counted from 0"
+    if tracking.probe_tokens is not None and tracking.probe_tokens % context:
+        yield (
+            f"tracking.probe_tokens={tracking.probe_tokens}: must be a multiple of schedule.context_length={context}"
+        )
+    if tracking.randomize and tracking.backend is not SpectralBackend.weightwatcher:
+        yield (
+            f"tracking.randomize=true: tracking.backend={tracking.backend.name} has no randomisation; "
+            "use tracking.backend=weightwatcher"
+        )
+
+
 def _optimizer(cfg: Config) -> Iterator[str]:
     optimizer = optimizers().get(cfg.optimizer.kind)
     if optimizer is None or optimizer.recipe is not type(cfg.optimizer):
@@ -209,6 +230,32 @@ def _engine(cfg: Config) -> Iterator[str]:
         yield "hardware.orthogonalizer=eigh: has no bf16 form for optimizer.ns_precision=bf16; use auto or ns"
 
 
+def _plan(cfg: Config) -> Iterator[str]:
+    plan = cfg.plan
+    for key, name in (("primary", plan.primary), *(("secondary", name) for name in plan.secondary)):
+        if name not in ENDPOINTS:
+            yield f"plan.{key}={name}: unknown endpoint (known: {', '.join(ENDPOINTS)})"
+        elif name.endswith("_to_target") and plan.target_val_loss is None:
+            yield f"plan.{key}={name}: needs plan.target_val_loss"
+    if plan.model_source is not None and cfg.model.source is not plan.model_source:
+        yield (
+            f"model.source={cfg.model.source.name}: the plan demands {plan.model_source.name} "
+            "(plan.model_source); the nano protocols run without the file"
+        )
+    reused = sorted({*plan.seeds} & {*plan.tuning_seeds})
+    if reused:
+        yield (
+            f"plan.tuning_seeds={list(plan.tuning_seeds)}: seed {reused[0]} is reported too; what chose the "
+            "learning rate must not judge it"
+        )
+    if plan.tuning_trials and len(plan.tuning_trials) != len(plan.arms):
+        yield f"plan.tuning_trials={list(plan.tuning_trials)}: one count an arm ({len(plan.arms)})"
+    for key in ("sd_of_difference", "tokens_per_second", "price_per_hour"):
+        value = getattr(plan, key)
+        if value is not None and value <= 0:
+            yield f"plan.{key}={value:g}: must be greater than 0"
+
+
 def _names(cfg: Config) -> Iterator[str]:
     names = {"optimizer.label": cfg.optimizer.label, "model.label": cfg.model.label}
     if cfg.arm != cfg.optimizer.label:
@@ -224,8 +271,10 @@ RULES: dict[Callable[[Config], Iterator[str]], tuple[str, ...]] = {
     _batch: ("schedule", "hardware"),
     _data: ("model", "schedule", "data"),
     _evaluation: ("schedule", "data", "evaluation"),
+    _tracking: ("schedule", "tracking"),
     _optimizer: ("optimizer",),
     _engine: ("hardware", "optimizer"),
+    _plan: (),
     _names: (),
 }
 """Rules and the sections that each reads."""

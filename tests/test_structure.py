@@ -20,32 +20,38 @@ HEAVY = {"torch", "numpy", "pandas", "scipy", "matplotlib", "weightwatcher"}
 OPTIM_RECIPES = {
     "optim.base", "optim.registry", "optim.param_groups", "optim.checks", "optim.orthogonalize", "optim.newton_schulz",
 }  # fmt: skip
-SETTLED = {"config", "validate", "rules", "suggest", "identity", "compose", "explain", "schedule", "atomic"}
+SETTLED = {"config", "derived", "validate", "rules", "suggest", "identity", "compose", "explain", "schedule", "atomic"}
 ALLOWED = {
     "errors": set(),
     "atomic": set(),
     "schedule": set(),
     "suggest": set(),
     "config": OPTIM_RECIPES,
+    "derived": {"config"},
     "validate": {"config", "rules", "suggest"},
-    "rules": {"config", *OPTIM_RECIPES},
-    "identity": {"config"},
+    "rules": {"config", "derived", "report.endpoints", *OPTIM_RECIPES},
+    "identity": {"config", "derived"},
     "compose": {"config", "validate", "suggest", "explain", *OPTIM_RECIPES},
     "explain": {"validate", "suggest"},
-    "gate": {"config", "validate", "identity", "compose", "explain", "main"},
+    "gate": {"config", "validate", "identity", "compose", "explain", "main", "protocol.plan", "report.publish"},
     "rundir": {"atomic", "identity"},
-    "projection": {"config"},
+    "spectral": {"rundir", "atomic", "config", "models.inventory", "spectral"},
+    "report": {"rundir", "atomic", "identity", "report", "spectral", "protocol.plan", "config"},
+    "protocol": {"config", "derived", "identity", "rundir", "atomic", "protocol"},
+    "projection": {"config", "derived"},
     "optim": {"schedule", "optim", "engines.torch"},
     "models": {"config", "atomic", "models", "data.download"},
     "data": {"config", "atomic", "data"},
     "engines": {"models", "optim", "data.windows", "engines", "config"},
     "train": {
-        "engines.base", "data.windows", "schedule", "rundir", "config", "identity", "train", "atomic",
+        "engines.base", "data.windows", "schedule", "rundir", "config", "derived", "identity", "train", "atomic",
+        "spectral",
     },
 }  # fmt: skip
 """Rooms and what they may import besides errors; rooms that are not listed may import anything."""
 NO_TORCH = {
     "config",
+    "derived",
     "validate",
     "rules",
     "identity",
@@ -54,10 +60,13 @@ NO_TORCH = {
     "rundir",
     "data",
     "train",
+    "spectral",
+    "report",
     "schedule",
 }
 NO_NUMPY = {
     "config",
+    "derived",
     "validate",
     "rules",
     "identity",

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpt2exp.config import (
     DataConfig,
+    PublishedShardData,
     ShakespeareData,
     ShardData,
     StdlibData,
@@ -22,6 +23,7 @@ from gpt2exp.config import (
 )
 from gpt2exp.data.documents import Document, encode_documents, read_document, read_documents, tokenizer_for
 from gpt2exp.data.download import fetch
+from gpt2exp.data.published import open_published
 from gpt2exp.data.shards import Shard, check_no_overlap, open_shards, stream_of
 from gpt2exp.data.stdlib_source import in_validation, stdlib_documents
 from gpt2exp.data.synthetic import TRAIN_SEED, VAL_SEED, synthetic_tokens
@@ -141,16 +143,25 @@ def _load_shards(data: ShardData) -> Corpus:
     train = open_shards(data.train, data.vocab_size, "data.train")
     val = open_shards(data.val, data.vocab_size, "data.val")
     check_no_overlap(train, val)
+    return _sharded("shards", train, val, data.vocab_size)
+
+
+def _load_published(data: PublishedShardData) -> Corpus:
+    train, val = open_published(data)
+    return _sharded(data.kind, train, val, data.vocab_size)
+
+
+def _sharded(name: str, train: list[Shard], val: list[Shard], vocab_size: int) -> Corpus:
     hashes = {"train": [shard.sha256 for shard in train], "val": [shard.sha256 for shard in val]}
     return Corpus(
-        name="shards",
+        name=name,
         train=stream_of(train),
         val=stream_of(val),
-        vocab_size=data.vocab_size,
+        vocab_size=vocab_size,
         digest=_digest(hashes),
         tokenizer=None,
-        tokenizer_digest=_ids_digest(data.vocab_size),
-        record={"kind": "shards", "train": _shard_records(train), "val": _shard_records(val)},
+        tokenizer_digest=_ids_digest(vocab_size),
+        record={"kind": name, "train": _shard_records(train), "val": _shard_records(val)},
     )
 
 
@@ -174,6 +185,7 @@ _LOADERS: dict[str, Callable[[Any], Corpus]] = {
     "text": _load_text,
     "tinyshakespeare": _load_tinyshakespeare,
     "shards": _load_shards,
+    "fineweb10B": _load_published,
     "synthetic": _load_synthetic,
 }
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from gpt2exp.compose import compose
-from gpt2exp.config import ModelConfig, ModelSource, Order, Precision, cache_folder, derive
+from gpt2exp.config import ModelConfig, ModelSource, Order, Precision, cache_folder
 from gpt2exp.data.shards import open_shards, stream_of, write_shard
 from gpt2exp.data.synthetic import synthetic_tokens
 from gpt2exp.data.windows import TrainingWindows, evaluation_windows
+from gpt2exp.derived import derive
 from gpt2exp.engines.torch.backends.local import LocalBackend
 from gpt2exp.engines.torch.engine import TorchEngine
 from gpt2exp.errors import DataError, NumericalError, RefusedError

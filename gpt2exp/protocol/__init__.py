@@ -1,0 +1,1 @@
+"""Planned comparisons: what runs there will be, checked before the first one starts."""
