@@ -237,11 +237,6 @@ def _plan(cfg: Config) -> Iterator[str]:
             yield f"plan.{key}={name}: unknown endpoint (known: {', '.join(ENDPOINTS)})"
         elif name.endswith("_to_target") and plan.target_val_loss is None:
             yield f"plan.{key}={name}: needs plan.target_val_loss"
-    if plan.model_source is not None and cfg.model.source is not plan.model_source:
-        yield (
-            f"model.source={cfg.model.source.name}: the plan demands {plan.model_source.name} "
-            "(plan.model_source); the nano protocols run without the file"
-        )
     reused = sorted({*plan.seeds} & {*plan.tuning_seeds})
     if reused:
         yield (

@@ -83,6 +83,10 @@ def design_problems(name: str, declared: PlanConfig, configs: Sequence[Config]) 
     """Every seed has every arm, once; nothing else is there."""
     if any(cfg.plan != declared for cfg in configs):
         return [f"protocol={name}: plan.* differs between runs: a protocol has one plan"]
+    source = declared.model_source
+    other = [cfg.model.source.name for cfg in configs if source is not None and cfg.model.source is not source]
+    if source is not None and other:
+        return [f"protocol={name}: model.source={other[0]}: the plan demands {source.name} (plan.model_source)"]
     problems = [*_membership(name, "seeds", "seed", declared.seeds, [cfg.seed for cfg in configs])]
     problems += _membership(name, "arms", "arm", declared.arms, [cfg.arm for cfg in configs])
     if problems or declared.design is Design.sweep:

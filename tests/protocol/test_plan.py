@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from quick import quickly
 
-from gpt2exp.config import Config, Design, PlanConfig, Precision
+from gpt2exp.config import Config, Design, ModelSource, PlanConfig, Precision
 from gpt2exp.errors import ConfigError, RefusedError, StorageError
 from gpt2exp.protocol.plan import make_plan, publish, read_plan, refuse_if_started
 
@@ -69,6 +69,12 @@ def test_arms_that_differ_in_more_than_the_optimizer_are_refused(override, key):
     other = replace(quickly("optimizer=adamw_nano", "seed=2", override), plan=DECLARED)
     found = problems([*planned()[:-1], ("seed=2/adamw_nano", other)])
     assert len(found) == 1 and key in found[0] and "arms may differ in the optimizer only" in found[0]
+
+
+def test_the_models_source_may_be_demanded():
+    assert problems(planned(replace(DECLARED, model_source=ModelSource.llmc))) == [
+        "protocol=p: model.source=reference: the plan demands llmc (plan.model_source)"
+    ]
 
 
 def test_a_sweep_may_repeat_an_arm():
@@ -143,7 +149,6 @@ def test_going_on_must_be_asked_for(tmp_path):
     [
         ("plan.primary=loss", "plan.primary=loss: unknown endpoint"),
         ("plan.secondary=[steps_to_target]", "plan.secondary=steps_to_target: needs plan.target_val_loss"),
-        ("plan.model_source=llmc", "model.source=reference: the plan demands llmc"),
         ("plan.price_per_hour=0", "plan.price_per_hour=0: must be greater than 0"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Protocols read and judged: pairs, statistics, curves, tables, figures, one page."""
