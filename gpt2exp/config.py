@@ -288,8 +288,8 @@ class PlanConfig:
 
     `arms` are compared in order, first minus others. `primary` is judged alone, `secondary` with Holm's
     adjustment. `model_source` is demanded of every run. `tuning_trials` is what each arm was given to choose its
-    learning rate, on `tuning_seeds`, which must not be among `seeds`; empty: not declared. `sd_of_difference` (a guess, from
-    earlier runs) lets `check` say what the plan can detect; `tokens_per_second` and `price_per_hour` let it
+    learning rate, on `tuning_seeds`, which must not be among `seeds`; empty: not declared. `sd_of_difference` (a guess,
+    from earlier runs) lets `check` say what the plan can detect; `tokens_per_second` and `price_per_hour` let it
     project time and cost.
     """
 
