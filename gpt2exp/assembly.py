@@ -13,7 +13,7 @@ import psutil
 from omegaconf import OmegaConf
 
 import gpt2exp
-from gpt2exp.config import Config
+from gpt2exp.config import Config, HardwareConfig, Precision
 from gpt2exp.data.corpora import Corpus, load_corpus
 from gpt2exp.data.windows import TrainingWindows
 from gpt2exp.derived import derive, probe_tokens
@@ -67,10 +67,9 @@ def assemble(cfg: Config, directory: Path) -> Parts:
     check_disk(cfg, slots, directory)
     inputs = resolve(cfg)
     rows = micro_batch_size(cfg, psutil.virtual_memory().total, slots)
-    corpus = inputs.corpus
-    return Parts(
-        inputs, torch_engine(cfg, inputs.source, rows), validation(cfg, corpus, rows), probe(cfg, corpus, rows)
-    )
+    corpus, at_once = inputs.corpus, rows * cfg.hardware.devices
+    engine = torch_engine(cfg, inputs.source, rows)
+    return Parts(inputs, engine, validation(cfg, corpus, at_once), probe(cfg, corpus, at_once))
 
 
 def resolve(cfg: Config) -> Inputs:
@@ -151,20 +150,35 @@ def slot_count(cfg: Config) -> int:
 
 def torch_engine(cfg: Config, source: SourceFile | None, rows: int) -> Engine:
     """Build the model at its seed and the PyTorch engine around it."""
-    from gpt2exp.engines.torch.backends.local import LocalBackend
+    from gpt2exp.engines.torch.deferred import DeferredEngine
     from gpt2exp.engines.torch.engine import TorchEngine
     from gpt2exp.models.build import build
 
-    optimizer = optimizers()[cfg.optimizer.kind]
-    return TorchEngine(
+    optimizer, backend = optimizers()[cfg.optimizer.kind], torch_backend(cfg.hardware, cfg.precision)
+    return (TorchEngine if cfg.hardware.kind == "cpu" else DeferredEngine)(
         build(cfg.model, cfg.seed, source),
         optimizer.groups(cfg.optimizer, cfg.model.n_head),
-        LocalBackend(cfg.precision, cfg.hardware.threads, cfg.hardware.orthogonalizer),
+        backend,
         micro_batch_size=rows,
         clip=optimizer.clip(cfg.optimizer),
         qk_clip=optimizer.qk_clip(cfg.optimizer),
         measure_every=cfg.logging.log_every,
     )
+
+
+def torch_backend(hardware: HardwareConfig, precision: Precision) -> Any:
+    """The device of a hardware kind.
+
+    Raises:
+        RefusedError: it is not there, or this process or environment cannot use it.
+    """
+    if hardware.kind == "cpu":
+        from gpt2exp.engines.torch.backends.local import LocalBackend
+
+        return LocalBackend(precision, hardware.threads, hardware.orthogonalizer)
+    from gpt2exp.engines.torch.backends.xla import XlaBackend
+
+    return XlaBackend(hardware.kind, hardware.devices, precision)
 
 
 def record_of(cfg: Config, request: Request, parts: Parts, identity: Identity) -> dict[str, Any]:

@@ -82,6 +82,16 @@ class SpectralBackend(Enum):
     """Our own equivalent: the same numbers for a fraction of the time."""
 
 
+class Preflight(Enum):
+    """Whether a run must have been tried out on its machine before."""
+
+    off = "off"
+    auto = "auto"
+    """Made before the run, in a process of its own, unless a fresh one that matches is there."""
+    required = "required"
+    """A fresh one that matches must be there: `gpt2exp preflight` makes it."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and source of the GPT; field names are nanoGPT's."""
@@ -199,6 +209,7 @@ class HardwareConfig:
     threads: int | None = None
     orthogonalizer: OrthogonalizerKind = OrthogonalizerKind.auto
     default_precision: Precision = Precision.fp32
+    preflight: Preflight = Preflight.off
 
 
 @dataclass(frozen=True)

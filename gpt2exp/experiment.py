@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2exp import rundir
-from gpt2exp.config import Config
+from gpt2exp.config import Config, Preflight
 from gpt2exp.errors import Gpt2ExpError, NumericalError, StoppedError, StorageError
 from gpt2exp.identity import Identity, identify
 from gpt2exp.rundir import RunDirectory, Status
@@ -43,14 +43,19 @@ def run(cfg: Config, request: Request) -> float | None:
         Gpt2ExpError: refused, stopped or failed; the run directory says why.
     """
     from gpt2exp.assembly import assemble
+    from gpt2exp.preflight import policy
 
     resuming = cfg.resume.enabled and rundir.is_run(request.directory)
     try:
         if not resuming:
             rundir.check_unused(request.directory)
+        if resuming and trained_already(request.directory):
+            cfg = replace(cfg, hardware=replace(cfg.hardware, preflight=Preflight.off))
+        policy.prepare(cfg)
         parts = assemble(cfg, request.directory)
         identity = identify(cfg, parts.inputs.record, parts.engine.executors())
-        directory = open_directory(cfg, request, parts, identity, resuming)
+        preflight = policy.accepted(cfg, identity, request.overrides)
+        directory = open_directory(cfg, request, parts, identity, preflight, resuming)
     except Gpt2ExpError:
         rundir.discard_if_empty(request.directory)
         raise
@@ -61,16 +66,26 @@ def run(cfg: Config, request: Request) -> float | None:
         directory.close()
 
 
-def open_directory(cfg: Config, request: Request, parts: Parts, identity: Identity, resuming: bool) -> RunDirectory:
-    """Claim a new directory, or reopen the run that is being resumed."""
+def trained_already(directory: Path) -> bool:
+    """Whether nothing but measuring is left of a run: then no device has to be tried out."""
+    return rundir.read_record(directory)["status"] in (Status.complete.name, Status.measuring.name)
+
+
+def open_directory(
+    cfg: Config, request: Request, parts: Parts, identity: Identity, preflight: dict[str, str] | None, resuming: bool
+) -> RunDirectory:
+    """Claim a new directory, or reopen the run that is being resumed; it remembers the newest preflight."""
     from gpt2exp.assembly import record_of, yaml_of
     from gpt2exp.train.resume import check_same_run
 
     if not resuming:
-        return RunDirectory.claim(request.directory, record_of(cfg, request, parts, identity), yaml_of(cfg))
+        record = {**record_of(cfg, request, parts, identity), "preflight": preflight}
+        return RunDirectory.claim(request.directory, record, yaml_of(cfg))
     directory = RunDirectory.reopen(request.directory)
     try:
         check_same_run(directory, identity, cfg.resume.allow_inexact)
+        if preflight is not None:
+            directory.record["preflight"] = preflight
     except Gpt2ExpError:
         directory.close()
         raise

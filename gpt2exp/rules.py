@@ -36,7 +36,11 @@ class EngineLimits:
     optimizers: tuple[str, ...] | None = None
 
 
-ENGINES = {"cpu": EngineLimits((Precision.fp32, Precision.fp64, Precision.bf16), max_devices=1)}
+ENGINES = {
+    "cpu": EngineLimits((Precision.fp32, Precision.fp64, Precision.bf16), max_devices=1),
+    "xla_cpu": EngineLimits((Precision.fp32, Precision.bf16), max_devices=64),
+    "tpu": EngineLimits((Precision.fp32, Precision.bf16), max_devices=8),
+}
 
 
 def cross_field_problems(cfg: Config, unsound: Sequence[str] = ()) -> list[str]:
@@ -225,6 +229,8 @@ def _engine(cfg: Config) -> Iterator[str]:
             f"hardware={kind} has no form of optimizer '{cfg.optimizer.kind}' "
             f"(has: {', '.join(limits.optimizers)}); use hardware=cpu"
         )
+    if kind != "cpu" and cfg.hardware.orthogonalizer is OrthogonalizerKind.eigh:
+        yield f"hardware.orthogonalizer=eigh: hardware={kind} computes the plain iteration only; use ns or auto"
     precision = getattr(cfg.optimizer, "ns_precision", NSPrecision.fp32)
     if cfg.hardware.orthogonalizer is OrthogonalizerKind.eigh and precision is NSPrecision.bf16:
         yield "hardware.orthogonalizer=eigh: has no bf16 form for optimizer.ns_precision=bf16; use auto or ns"

@@ -43,6 +43,10 @@ ALLOWED = {
     "models": {"config", "atomic", "models", "data.download"},
     "data": {"config", "atomic", "data"},
     "engines": {"models", "optim", "data.windows", "engines", "config"},
+    "preflight": {
+        "config", "compose", "derived", "identity", "atomic", "rundir", "assembly", "projection", "models", "data.windows",
+        "engines", "optim", "train.progress", "verbs", "verification.child", "preflight",
+    },
     "train": {
         "engines.base", "data.windows", "schedule", "rundir", "config", "derived", "identity", "train", "atomic",
         "spectral",

@@ -81,3 +81,34 @@ class HostOps:
         """By the backend's orthogonalizer."""
         assert self.orthogonalizer is not None, "this backend was built without an orthogonalizer"
         self.orthogonalizer.step(targets, updates, keep, amounts, which)
+
+
+class DeviceOps:
+    """For devices whose scalars are tensors: everything stays on the device, whole tensors at a time."""
+
+    def tiles(self, *operands: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Whole tensors: a compiler fuses passes by itself."""
+        yield from zip(*operands, strict=True)
+
+    def subtract_ratio(
+        self, p: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, scale: torch.Tensor
+    ) -> None:
+        """p <- p - scale * numerator / denominator."""
+        p.sub_(numerator / denominator * scale)
+
+    def subtract_scaled(self, p: torch.Tensor, u: torch.Tensor, scale: torch.Tensor) -> None:
+        """p <- p - scale * u."""
+        p.sub_(u * scale)
+
+    def orthogonal_step(
+        self,
+        targets: Sequence[torch.Tensor],
+        updates: Sequence[Callable[[], torch.Tensor]],
+        keep: torch.Tensor,
+        amounts: Sequence[torch.Tensor],
+        which: OrthogonalMap,
+    ) -> None:
+        """The plain Newton-Schulz iteration, matrices of one shape at once."""
+        from gpt2exp.optim.orthogonalize import step_batched
+
+        step_batched(targets, [update() for update in updates], keep, amounts, which)

@@ -74,7 +74,7 @@ class Orthogonalizer:
         """W <- keep W - amount orthogonalized(U) for each target W, in place; U is what its update returns."""
         kind = resolved(self.kind, self.device, which.precision)
         if self._pool is None:
-            _step_batched(targets, [update() for update in updates], keep, amounts, which)
+            step_batched(targets, [update() for update in updates], keep, amounts, which)
             return
         largest_first = sorted(range(len(targets)), key=lambda i: -targets[i].numel())
         tasks = [
@@ -130,11 +130,11 @@ def _step_by_factor(
     target_AB.addmm_(left, right, beta=keep, alpha=-amount)
 
 
-def _step_batched(
+def step_batched(
     targets: Sequence[torch.Tensor],
     updates: Sequence[torch.Tensor],
-    keep: float,
-    amounts: Sequence[float],
+    keep: float | torch.Tensor,
+    amounts: Sequence[float] | Sequence[torch.Tensor],
     which: OrthogonalMap,
 ) -> None:
     """Matrices of one shape stacked: accelerators like few large operations."""

@@ -14,7 +14,8 @@ from torch.nn.utils import get_total_norm
 
 from gpt2exp.data.windows import Window
 from gpt2exp.engines.base import Array, EngineState, EvalRecord, QKRecord, UpdateRecord, mismatches
-from gpt2exp.engines.torch.backends.local import LocalBackend
+from gpt2exp.engines.torch.backends.base import Backend
+from gpt2exp.engines.torch.qk_observer import QKObserver
 from gpt2exp.errors import ConfigError
 from gpt2exp.optim.base import Clip, GroupRule, TensorInfo
 from gpt2exp.optim.ops import TILE_ELEMENTS
@@ -32,7 +33,7 @@ class TorchEngine:
         self,
         model: nn.Module,
         groups: Sequence[GroupRule],
-        backend: LocalBackend,
+        backend: Backend,
         *,
         micro_batch_size: int,
         clip: Clip,
@@ -52,7 +53,8 @@ class TorchEngine:
             for group in self.groups
             for slot in group.rule.slots
         }
-        self.observer = backend.observer(self.model, qk_clip) if qk_clip else None
+        on_cpu = backend.device.type == "cpu"
+        self.observer = QKObserver(self.model, qk_clip, bound_first=on_cpu) if qk_clip else None
         self.step = 0
         self._records: list[UpdateRecord] = []
 
@@ -101,6 +103,19 @@ class TorchEngine:
         with self.backend.autocast():
             logits_BTV, _ = self.model(self.backend.shard(np.asarray(tokens_T, dtype=np.int64)[None, :]))
         return np.asarray(logits_BTV[0, -1].double().cpu().numpy())
+
+    def gradients(self, window: Window) -> dict[str, Array]:
+        """Mean gradient over the window's rows, by upstream's names, before clipping; no trace of it stays."""
+        self._accumulate(window)
+        found = {name: _copy(_gradient(p)) for name, p in self.params.items()}
+        self.model.zero_grad(set_to_none=True)
+        if self.observer is not None:
+            self.observer.reset()
+        return found
+
+    def compiles(self) -> int:
+        """Graphs compiled so far: none, operations run as they come."""
+        return 0
 
     def weights(self) -> dict[str, Array]:
         """Copies, in the model's parameter order."""

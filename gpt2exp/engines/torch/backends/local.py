@@ -13,11 +13,9 @@ import torch
 from torch import nn
 
 from gpt2exp.config import Precision
-from gpt2exp.engines.torch.qk_observer import QKObserver
 from gpt2exp.optim.newton_schulz import NSPrecision
-from gpt2exp.optim.ops import HostOps
+from gpt2exp.optim.ops import HostOps, Ops
 from gpt2exp.optim.orthogonalize import Orthogonalizer, OrthogonalizerKind, resolved
-from gpt2exp.optim.qk_clip import QKClip
 
 DTYPES = {Precision.fp32: torch.float32, Precision.fp64: torch.float64, Precision.bf16: torch.float32}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -39,7 +37,7 @@ class LocalBackend:
         self.precision = precision
         self.device = torch.device("cpu")
         self.orthogonalizer = Orthogonalizer(orthogonalizer, self.device.type, torch.get_num_threads())
-        self.ops = HostOps(self.orthogonalizer)
+        self.ops: Ops = HostOps(self.orthogonalizer)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move the model to the device in the parameter dtype of the precision."""
@@ -54,10 +52,6 @@ class LocalBackend:
         if self.precision is Precision.bf16:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
-
-    def observer(self, model: nn.Module, clip: QKClip) -> QKObserver:
-        """Watches attention logits; on CPU a cheap bound comes before the exact maximum."""
-        return QKObserver(model, clip, bound_first=self.device.type == "cpu")
 
     def close(self) -> None:
         """End the workers."""
