@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import OmegaConf
 
 import gpt2exp
@@ -23,10 +22,12 @@ from gpt2exp.experiment import Request
 from gpt2exp.identity import Identity, InputRecord, needs_upstream, plain, readable_ids
 from gpt2exp.models.upstream import SourceFile, locate
 from gpt2exp.optim.registry import optimizers
-from gpt2exp.projection import check_disk, micro_batch_size
+from gpt2exp.preflight.memory import micro_batch_size
+from gpt2exp.projection import check_disk
 from gpt2exp.spectral.backends import label
 from gpt2exp.train.evaluate import Validation
 
+SQL_KINDS = ("duckdb", "datafusion")
 VERSIONED = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tiktoken")
 
 
@@ -65,11 +66,26 @@ def assemble(cfg: Config, directory: Path) -> Parts:
     """
     slots = slot_count(cfg)
     check_disk(cfg, slots, directory)
+    rows = rows_at_once(cfg)
     inputs = resolve(cfg)
-    rows = micro_batch_size(cfg, psutil.virtual_memory().total, slots)
     corpus, at_once = inputs.corpus, rows * cfg.hardware.devices
-    engine = torch_engine(cfg, inputs.source, rows)
+    engine = (sql_engine if cfg.hardware.kind in SQL_KINDS else torch_engine)(cfg, inputs.source, rows)
     return Parts(inputs, engine, validation(cfg, corpus, at_once), probe(cfg, corpus, at_once))
+
+
+def rows_at_once(cfg: Config) -> int:
+    """Rows of a micro-batch on one device.
+
+    Raises:
+        RefusedError: even one row is too much for SQL.
+    """
+    if cfg.hardware.kind not in SQL_KINDS:
+        return micro_batch_size(cfg)
+    from gpt2exp.engines.sql import limits
+
+    rows = cfg.hardware.micro_batch_size or limits.fitting_rows(cfg)
+    limits.check_size(cfg, rows)
+    return rows
 
 
 def resolve(cfg: Config) -> Inputs:
@@ -163,6 +179,31 @@ def torch_engine(cfg: Config, source: SourceFile | None, rows: int) -> Engine:
         clip=optimizer.clip(cfg.optimizer),
         qk_clip=optimizer.qk_clip(cfg.optimizer),
         measure_every=cfg.logging.log_every,
+    )
+
+
+def sql_engine(cfg: Config, source: SourceFile | None, rows: int) -> Engine:
+    """The SQL engine from the weights that the PyTorch model starts with.
+
+    Raises:
+        RefusedError: the sql extra is missing.
+    """
+    from gpt2exp.engines.sql.engine import SqlEngine
+    from gpt2exp.engines.sql.hosts import build_host
+    from gpt2exp.models.build import build
+
+    optimizer = optimizers()[cfg.optimizer.kind]
+    parameters = build(cfg.model, cfg.seed, source).double().named_parameters()
+    return SqlEngine(
+        cfg.model,
+        {name: p.detach().numpy().copy() for name, p in parameters},
+        optimizer.groups(cfg.optimizer, cfg.model.n_head),
+        build_host(cfg.hardware.kind, cfg.hardware.step_deadline_seconds),
+        micro_batch_size=rows,
+        clip=optimizer.clip(cfg.optimizer),
+        qk_clip=optimizer.qk_clip(cfg.optimizer),
+        measure_every=cfg.logging.log_every,
+        replay=cfg.hardware.replay,
     )
 
 

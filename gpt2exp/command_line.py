@@ -223,7 +223,7 @@ Examples
   gpt2exp optimizer=adamw_nano seed=1            another arm, another seed
   gpt2exp data=text 'data.paths=[notes/*.txt]'   your own text
   gpt2exp stop_after_steps=100                   pause there; gpt2exp resume RUN goes on, bit for bit
-  gpt2exp -m protocol=three_seeds                the same run from three initialisations
+  gpt2exp -m protocol=six_run_nano               two arms, three seeds each, and a report
   gpt2exp --cfg job optimizer=adamw              print the configuration, train nothing
   eval "$(gpt2exp -sc install=bash)"             complete groups, options and keys in this shell
 

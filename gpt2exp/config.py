@@ -201,7 +201,12 @@ class SyntheticData(DataConfig):
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Where the arithmetic runs. Nothing here is science: it is compared, not hashed."""
+    """Where the arithmetic runs. Nothing here is science: it is compared, not hashed.
+
+    The last three are read by the SQL engines: `max_rows` bounds the rows that a micro-batch joins, `replay` runs
+    captured plans instead of rewriting the statements every step, and an update that takes longer than
+    `step_deadline_seconds` ends the attempt.
+    """
 
     kind: str = MISSING
     devices: int = 1
@@ -210,6 +215,9 @@ class HardwareConfig:
     orthogonalizer: OrthogonalizerKind = OrthogonalizerKind.auto
     default_precision: Precision = Precision.fp32
     preflight: Preflight = Preflight.off
+    max_rows: int = 120_000_000
+    replay: bool = True
+    step_deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True)

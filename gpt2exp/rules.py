@@ -18,6 +18,7 @@ from gpt2exp.config import (
     Tokenizer,
 )
 from gpt2exp.derived import warmup_steps
+from gpt2exp.engines.sql.forms import FORMS
 from gpt2exp.optim.newton_schulz import NSPrecision
 from gpt2exp.optim.orthogonalize import OrthogonalizerKind
 from gpt2exp.optim.registry import optimizers
@@ -29,17 +30,23 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What a hardware kind can do; `optimizers` None means every kind."""
+    """What a hardware kind can do; `optimizers` None means every kind.
+
+    `sql` marks the databases: one thread, the reference model stated as queries, and no form of some options.
+    """
 
     precisions: tuple[Precision, ...]
     max_devices: int
     optimizers: tuple[str, ...] | None = None
+    sql: bool = False
 
 
 ENGINES = {
     "cpu": EngineLimits((Precision.fp32, Precision.fp64, Precision.bf16), max_devices=1),
     "xla_cpu": EngineLimits((Precision.fp32, Precision.bf16), max_devices=64),
     "tpu": EngineLimits((Precision.fp32, Precision.bf16), max_devices=8),
+    "duckdb": EngineLimits((Precision.fp64,), max_devices=1, optimizers=tuple(FORMS), sql=True),
+    "datafusion": EngineLimits((Precision.fp64,), max_devices=1, optimizers=tuple(FORMS), sql=True),
 }
 
 
@@ -78,7 +85,7 @@ def _range_problems(cfg: Config) -> Iterator[tuple[str, str]]:
 AT_LEAST = {
     1: ("model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.vocab_size",
         "schedule.num_steps", "schedule.tokens_per_step", "schedule.context_length", "hardware.devices",
-        "hardware.micro_batch_size", "hardware.threads", "evaluation.every", "checkpoint.every",
+        "hardware.micro_batch_size", "hardware.threads", "hardware.max_rows", "evaluation.every", "checkpoint.every",
         "logging.log_every", "stop_after_steps", "data.window_tokens", "data.vocab_size",
         "data.train_tokens", "data.val_tokens", "data.val_percent", "sample.top_k", "tracking.every",
         "tracking.token_error_every", "data.train_shards", "tracking.probe_tokens", "tracking.max_pending"),
@@ -234,6 +241,21 @@ def _engine(cfg: Config) -> Iterator[str]:
     precision = getattr(cfg.optimizer, "ns_precision", NSPrecision.fp32)
     if cfg.hardware.orthogonalizer is OrthogonalizerKind.eigh and precision is NSPrecision.bf16:
         yield "hardware.orthogonalizer=eigh: has no bf16 form for optimizer.ns_precision=bf16; use auto or ns"
+    if limits.sql:
+        yield from _sql(cfg)
+
+
+def _sql(cfg: Config) -> Iterator[str]:
+    kind = cfg.hardware.kind
+    if cfg.model.source is not ModelSource.reference:
+        yield f"model.source={cfg.model.source.name}: hardware={kind} states the model itself; use reference"
+    if cfg.hardware.threads not in (None, 1):
+        yield f"hardware.threads={cfg.hardware.threads}: hardware={kind} adds up in one thread, in a fixed order"
+    deadline = cfg.hardware.step_deadline_seconds
+    if deadline is not None and deadline <= 0:
+        yield f"hardware.step_deadline_seconds={deadline:g}: must be greater than 0"
+    if cfg.optimizer.kind in FORMS:
+        yield from FORMS[cfg.optimizer.kind](cfg.optimizer)
 
 
 def _plan(cfg: Config) -> Iterator[str]:
@@ -274,7 +296,7 @@ RULES: dict[Callable[[Config], Iterator[str]], tuple[str, ...]] = {
     _evaluation: ("schedule", "data", "evaluation"),
     _tracking: ("schedule", "tracking"),
     _optimizer: ("optimizer",),
-    _engine: ("hardware", "optimizer"),
+    _engine: ("hardware", "optimizer", "model"),
     _plan: (),
     _names: (),
 }

@@ -29,7 +29,7 @@ ALLOWED = {
     "config": OPTIM_RECIPES,
     "derived": {"config"},
     "validate": {"config", "rules", "suggest"},
-    "rules": {"config", "derived", "report.endpoints", *OPTIM_RECIPES},
+    "rules": {"config", "derived", "report.endpoints", "engines.sql.forms", *OPTIM_RECIPES},
     "identity": {"config", "derived"},
     "compose": {"config", "validate", "suggest", "explain", *OPTIM_RECIPES},
     "explain": {"validate", "suggest"},

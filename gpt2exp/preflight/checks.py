@@ -21,8 +21,11 @@ from gpt2exp.data.windows import Window, evaluation_windows
 from gpt2exp.derived import derive, probe_tokens
 from gpt2exp.engines.base import Array, Engine, UpdateRecord
 from gpt2exp.engines.tolerances import Bound
+from gpt2exp.engines.torch.hlo import imprecise
 from gpt2exp.errors import DataError, Gpt2ExpError, RefusedError
+from gpt2exp.identity import needs_upstream
 from gpt2exp.models import upstream
+from gpt2exp.models.build import build
 from gpt2exp.models.inventory import LM_HEAD, WTE, parameter_count
 from gpt2exp.models.upstream import SourceFile
 from gpt2exp.optim.base import TensorInfo
@@ -103,7 +106,7 @@ class Checklist:
 
 def model_file(cfg: Config) -> tuple[SourceFile | None, str]:
     """The file's SHA256, and the model it builds against the inventory."""
-    source = upstream.locate(cfg.model.path) if assembly.needs_upstream(cfg) else None
+    source = upstream.locate(cfg.model.path) if needs_upstream(cfg) else None
     audit.check(cfg.model)
     origin = f"{source.path}, SHA256 {source.sha256}" if source else "reference GPT"
     return source, f"{origin}; {parameter_count(cfg.model):,} parameters, as in the inventory"
@@ -194,21 +197,30 @@ def forward(cfg: Config, parts: Parts) -> tuple[Distance, str]:
     return distance, within("logits", distance, parity.limits(cfg.precision).logits)
 
 
+def products(parts: Parts) -> tuple[dict[str, int], str]:
+    """Precision of every product in a step's graphs, from their own text: a setting alone proves nothing."""
+    read = getattr(parts.engine, "products", None)
+    found = read(parts.inputs.windows.window(0)) if read is not None else {}
+    wrong = imprecise(found)
+    if wrong:
+        raise RefusedError(
+            f"preflight: products of {', '.join(wrong)}, expected fp32 ones at highest: torch_xla lowers them otherwise"
+        )
+    counted = {f"{type_} at {precision}": count for (type_, precision), count in found.items()}
+    text = ", ".join(f"{count} products of {kind}" for kind, count in counted.items())
+    return counted, text or "nothing is compiled on this device"
+
+
 def gradients(cfg: Config, parts: Parts) -> tuple[Distance, str]:
     """Of two accumulated micro-batches over all devices, where a step has as many."""
     executors = parts.engine.executors()
     rows = min(2 * executors["micro_batch_size"] * executors["devices"], derive(cfg).rows_per_step)
     window = parity.excerpt(parts.inputs.windows.window(0), rows)
     found = cast(Tried, parts.engine).gradients(window)
-    model = assembly_model(cfg, parts)
+    model = build(cfg.model, cfg.seed, parts.inputs.source)
     distance = parity.furthest(found, parity.reference_gradients(model, window))
     rows_text = f"gradients of {rows} rows of {window.inputs_NT.shape[1]} tokens"
     return distance, within(rows_text, distance, parity.limits(cfg.precision).gradients)
-
-
-def assembly_model(cfg: Config, parts: Parts) -> Any:
-    """The run's model on the CPU, as initialised."""
-    return parity.build(cfg.model, cfg.seed, parts.inputs.source)
 
 
 def within(what: str, distance: Distance, bound: Bound) -> str:

@@ -50,8 +50,9 @@ TEMPORARIES = {
     Precision.bf16: Temporaries(logits=4, outside=8, attention=2, inside=20, extra_layers=0),
 }
 """Fitted on `Intermediate tensor size` of forward and backward of upstream's GPT, compiled and not run by torch_xla
-2.9.0 for one CPU device, varying L, H, V and b one at a time around GPT-2 124M. XLA's CPU compiler computes bf16 products
-in fp32, so bf16 is an upper bound. Shorter contexts need less than this says (T = 512, two layers: three quarters)."""
+2.9.0 for one CPU device, varying L, H, V and b one at a time around GPT-2 124M. XLA's CPU compiler computes bf16
+products in fp32, so bf16 is an upper bound. Shorter contexts need less than this says (T = 512, two layers: three
+quarters)."""
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,10 @@ of intermediates alive at once in forward and backward of a micro-batch of b row
 
 The numbers come from a formula, not from a TPU: none was used. It was fitted on the graphs that torch_xla 2.9.0
 compiled for a CPU (table at the end), by varying layers, heads, vocabulary and rows around GPT-2 124M; gpt2_xl is
-extrapolated, and contexts shorter than 1,024 need less than it says. XLA's CPU compiler computes bf16 products in fp32, so the bf16 figures are upper bounds; a TPU's compiler
-fuses more and pads more. With T tokens of context, V vocabulary, C width, H heads and L layers the intermediates are
+extrapolated, and contexts shorter than 1,024 need less than it says. XLA's CPU compiler computes bf16 products in fp32,
+so the bf16 figures are upper bounds; a TPU's compiler fuses more and pads more.
+
+With T tokens of context, V vocabulary, C width, H heads and L layers the intermediates are
 
     fp32: 4 bytes x b x (4 TV + 5 TC + (L + 1)(HTT + 17 TC))      (L instead of L + 1 for b <= 2)
     bf16: 4 bytes x b x (4 TV + 8 TC + L (2 HTT + 20 TC))

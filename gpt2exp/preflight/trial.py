@@ -72,12 +72,14 @@ def on_device(cfg: Config, parts: Parts, checklist: Checklist, hours: float | No
     """The checks that compute, and what they measured."""
     checklist.run("tied weights", partial(checks.tied_weights, cfg, parts.engine))
     logits = checklist.run("forward", partial(checks.forward, cfg, parts))
+    products = checklist.run("products", partial(checks.products, parts))
     gradients = checklist.run("gradients", partial(checks.gradients, cfg, parts))
     updates = checklist.run("updates", partial(checks.full_size_updates, cfg, parts))
     checklist.run("compilations", partial(checks.compilations, updates))
     seconds = checklist.run("time", partial(checks.projected_time, cfg, updates, hours))
     return {
         "logits_distance": logits.share,
+        "products": products,
         "gradient_distance": gradients.share,
         "update_seconds": updates.seconds,
         "update_compilations": updates.compiles,

@@ -1,6 +1,6 @@
 """preflight [overrides]: try a run out on its machine: checks, memory, parity with the CPU, full-size updates, time.
 
-Usage: gpt2exp preflight [--config RUN|FILE] [--hours H] [--unless-fresh] [overrides]  or  gpt2exp preflight --memory-table
+Usage: gpt2exp preflight [--config RUN|FILE] [--hours H] [--unless-fresh] [overrides]  or  preflight --memory-table
 
 In order: the model's file and its inventory, data, token ids, disk, memory and micro-batch, the device, tied weights
 after the move there, logits at full context and gradients of accumulated micro-batches against plain PyTorch on the

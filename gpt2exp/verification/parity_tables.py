@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from gpt2exp.engines.base import UpdateRecord
 from gpt2exp.errors import NumericalError
 from gpt2exp.verification.engine_parity import Parity, Row
 
-PIPE_WIDTH = 10_000
-"""Columns of output that no person's terminal wraps."""
+UNLIMITED = 10_000
+"""Columns of a line: more than any table needs."""
 MARK = "<--"
 REPORTED = ("loss", "grad norm", "clip coef", "QK maximum")
 """Quantities of an update that are shown with their difference."""
@@ -144,19 +143,15 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     made = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         figures = all(row[index][:1].isdigit() or row[index] in ("-", "inf") for row in rows)
-        made.add_column(column, justify="right" if figures else "left", no_wrap=figures)
+        made.add_column(column, justify="right" if figures else "left")
     for row in rows:
         made.add_row(*row)
     return made
 
 
 def text_of(made: Table) -> str:
-    """Lines as wide as they are; on a terminal its width, unless figures would be cut."""
-    wide = Console(highlight=False, markup=False, emoji=False, width=PIPE_WIDTH)
-    console = wide
-    if sys.stdout.isatty():
-        least = wide.measure(made).minimum
-        console = Console(highlight=False, markup=False, emoji=False, width=max(Console().width, least))
+    """Lines as wide as they are: where a terminal is narrower it wraps them, and no figure is cut."""
+    console = Console(highlight=False, markup=False, emoji=False, width=UNLIMITED)
     with console.capture() as printed:
         console.print(made)
     return "".join(f"{line.rstrip()}\n" for line in printed.get().splitlines())

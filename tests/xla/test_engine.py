@@ -18,7 +18,7 @@ from pairs import MUONCLIP, largest, pair
 
 from gpt2exp.data.windows import Window
 from gpt2exp.engines.torch.backends.xla import XlaBackend, sharding
-from gpt2exp.engines.torch.hlo import imprecise, product_precisions
+from gpt2exp.engines.torch.hlo import imprecise
 
 pytestmark = pytest.mark.xla
 
@@ -147,15 +147,15 @@ def test_a_poisoned_gradient_moves_no_bit():
 
 
 def test_every_product_is_computed_at_full_precision():
+    """Forward, backward, QK maxima and Newton-Schulz; looking changes nothing."""
     both = on_xla(*MUONCLIP)
-    engine = both.deferred
-    inputs, targets = next(engine._micro_batches([both.window(0)]))
-    _, loss = engine.model(inputs, targets, return_logits=False)
-    grads = torch.autograd.grad(loss, list(engine.params.values()))
-    import torch_xla
-
-    found = product_precisions(torch_xla._XLAC._get_xla_tensors_hlo([loss, *grads]))
-    assert found.total() >= 15 and imprecise(found) == [] and set(found) == {("f32", "highest")}
+    before = both.deferred.weights()
+    found = both.deferred.products(both.window(0))
+    assert found.total() >= 60 and imprecise(found) == [] and set(found) == {("f32", "highest")}
+    assert largest(before, both.deferred.weights()) == 0.0
+    both.step(4)
+    assert largest(both.reference.weights(), both.deferred.weights()) <= 2e-6
+    assert [record.gated for record in both.deferred.drain()] == [False] * 4
 
 
 def test_bf16_activations_keep_fp32_parameters_and_state():
@@ -282,5 +282,3 @@ def test_an_environment_that_would_change_the_arithmetic_is_refused(tmp_path, va
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 3 and done.stderr.startswith(f"gpt2exp: {variable}={value}")
     assert not list(tmp_path.iterdir())
-
-

@@ -7,6 +7,8 @@ committed: each new value is chosen by `where` against the old one.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from gpt2exp.engines.base import Array, EngineState, EvalRecord, QKRecord, Updat
 from gpt2exp.engines.torch.backends.base import DeviceBackend
 from gpt2exp.engines.torch.deferred_qk import DeferredQKObserver
 from gpt2exp.engines.torch.engine import CLIP_EPSILON, TorchEngine
+from gpt2exp.engines.torch.hlo import product_precisions
 from gpt2exp.models.inventory import WPE
 from gpt2exp.optim.base import Clip, GroupRule
 from gpt2exp.optim.qk_clip import QKClip
@@ -52,8 +55,8 @@ class DeferredEngine(TorchEngine):
         layers = len(self.qk.maxima) if self.qk else 0
         dtype = next(iter(self.params.values())).dtype
         self.packed = self._new(len(self.names), dtype=dtype)
-        self.loss = self._new()
-        self.ring = self._new(measure_every, len(FIXED) + len(self.groups) + layers)
+        self.loss = self._new(dtype=dtype)
+        self.ring = self._new(measure_every, len(FIXED) + len(self.groups) + layers, dtype=dtype)
         self.written = self._new(dtype=torch.int64)
         self.rows = backend.replicate(torch.arange(measure_every, device=backend.device))
         self.sums = self._new(3, dtype=torch.float64)
@@ -119,6 +122,24 @@ class DeferredEngine(TorchEngine):
         self._forget()
         self.on_device.sync()
         return {name: _numpy(tensor) for name, tensor in zip(self.params, found, strict=True)}
+
+    def products(self, window: Window) -> Counter[tuple[str, str]]:
+        """How many products of each (type, precision) the graphs of a step hold, read from their own text.
+
+        Both graphs are made outside `jit`, on the first micro-batch; the update is one that is not committed.
+        """
+        inputs_BT, targets_BT = next(self._micro_batches([window]))
+        self._accumulate_on_device(inputs_BT, targets_BT, 1)
+        found = product_precisions(self.on_device.hlo([self.loss, *self._grads(self.params)]))
+        self.on_device.sync()
+        with torch.no_grad():
+            self.loss.fill_(math.nan)
+        self._commit()
+        found += product_precisions(self.on_device.hlo(list(self.params.values())))
+        with torch.no_grad():
+            self.written.fill_(self._first_row + len(self._pending))
+        self.on_device.sync()
+        return found
 
     def compiles(self) -> int:
         """Graphs compiled so far in this process."""

@@ -68,3 +68,6 @@ class DeviceBackend(Backend, Protocol):
 
     def compiles(self) -> int:
         """Graphs compiled so far in this process."""
+
+    def hlo(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Text of the graph that would compute what is pending; empty where nothing is compiled."""

@@ -42,6 +42,10 @@ class EagerBackend(LocalBackend):
         """None, ever."""
         return 0
 
+    def hlo(self, tensors: Sequence[torch.Tensor]) -> str:
+        """There is no graph."""
+        return ""
+
     def executors(self) -> dict[str, Any]:
         """As the local backend, with its own name."""
         return {**super().executors(), "orthogonalizer": "ns", "commit": "deferred"}

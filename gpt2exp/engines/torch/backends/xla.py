@@ -94,6 +94,10 @@ class XlaBackend:
 
         return int(metrics.counter_value("UncachedCompile") or 0)
 
+    def hlo(self, tensors: Sequence[torch.Tensor]) -> str:
+        """As it will be lowered, before any of it has run."""
+        return str(_xla()._XLAC._get_xla_tensors_hlo([tensor.detach() for tensor in tensors]))
+
     def transfers(self) -> int:
         """Reads of the device so far."""
         import torch_xla.debug.metrics as metrics
