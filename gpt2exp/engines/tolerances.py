@@ -69,7 +69,7 @@ EQUAL = Bound(0.0, Measure.absolute, "counted, decided on the host, or drawn fro
 
 FP32 = Tolerances(
     "fp32 against fp32",
-    loss=Bound(1e-6, Measure.absolute, "a few units in the last place of a mean near 5"),
+    loss=Bound(2e-6, Measure.absolute, "four units in the last place of a mean near 5: three were seen on 8 devices"),
     grad_norm=Bound(1e-6, Measure.of_largest, "a sum of squares in another order"),
     clip_coef=Bound(1e-6, Measure.of_largest, "max_norm over the gradient norm"),
     qk_maximum=Bound(1e-5, Measure.absolute, "dot products in another order"),
