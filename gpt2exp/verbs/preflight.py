@@ -24,19 +24,15 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from gpt2exp.compose import compose, load_config
 from gpt2exp.config import Config
-from gpt2exp.errors import ConfigError
 from gpt2exp.verbs.check import plan_and_configs
-from gpt2exp.verbs_help import positional
+from gpt2exp.verbs_help import VerbParser
 
 
 def main(arguments: list[str]) -> int:
     """Try out, one run after the other."""
-    if any(argument in ("-h", "--help") for argument in arguments):
-        positional(arguments, __doc__, at_least=0)
     options = _options(arguments)
     if options.memory_table:
         from gpt2exp.preflight.memory_table import document
@@ -58,19 +54,14 @@ def configs(recorded: Path | None, overrides: Sequence[str]) -> list[Config]:
     return [compose(overrides)] if planned is None else planned[1]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"preflight: {message}; see gpt2exp preflight --help")
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="gpt2exp preflight", add_help=False, allow_abbrev=False)
+    parser = VerbParser(__doc__)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--hours", type=_hours)
     parser.add_argument("--unless-fresh", action="store_true")
     parser.add_argument("--memory-table", action="store_true")
-    return parser.parse_intermixed_args(arguments)
+    return parser.parse(arguments)
 
 
 def _hours(text: str) -> float:

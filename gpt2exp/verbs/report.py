@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
 
 from gpt2exp.errors import ConfigError
 from gpt2exp.report.publish import publish_report
-from gpt2exp.verbs_help import HelpShown
+from gpt2exp.verbs_help import VerbParser
 
 INCOMPLETE = 4
 
@@ -33,22 +32,9 @@ def main(arguments: list[str]) -> int:
     return INCOMPLETE if findings.requested and not findings.complete else 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with our errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """One line, exit 2."""
-        assert __doc__ is not None
-        usage = next(line for line in __doc__.splitlines() if line.startswith("Usage:"))
-        raise ConfigError(f"report: {message}. {usage}")
-
-
 def _options(arguments: list[str]) -> argparse.Namespace:
-    if {"-h", "--help"} & set(arguments):
-        print(f"gpt2exp {(__doc__ or '').strip()}")
-        raise HelpShown(0)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = VerbParser(__doc__)
     parser.add_argument("paths", nargs="+")
     parser.add_argument("--to", metavar="FOLDER")
     parser.add_argument("--allow-pooling", action="append", default=[], metavar="KEY")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +28,7 @@ from gpt2exp.spectral.supervisor import supervised
 from gpt2exp.spectral.tables import summary_rows
 from gpt2exp.train.interrupt import stop_on_signals
 from gpt2exp.verbs.status import PIPE_WIDTH, held
-from gpt2exp.verbs_help import HelpShown
+from gpt2exp.verbs_help import VerbParser
 
 COLUMNS = ("step", "token error", "fits", "failed", "raw alpha", "clipped alpha", "median D")
 
@@ -127,27 +127,11 @@ def _text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with our errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """One line, exit 2."""
-        raise ConfigError(f"spectra: {message}. {_usage()}")
-
-
-def _usage() -> str:
-    assert __doc__ is not None
-    return next(line for line in __doc__.splitlines() if line.startswith("Usage:"))
-
-
 def _options(arguments: list[str]) -> argparse.Namespace:
-    if {"-h", "--help"} & set(arguments):
-        print(f"gpt2exp {(__doc__ or '').strip()}")
-        raise HelpShown(0)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = VerbParser(__doc__)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--refit", action="store_true")
     parser.add_argument("--matrix")
     parser.add_argument("--step", type=int)
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
