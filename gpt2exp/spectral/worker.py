@@ -27,7 +27,7 @@ from gpt2exp.spectral.snapshots import FORMAT, Header, Queue, read_header, read_
 
 POLL_SECONDS = 0.2
 LOCK_SECONDS = 60
-NICENESS = 10
+NICENESS = 19
 """The trainer comes first where both want the same core."""
 DIAGNOSTIC_SEED_OFFSET = 1_000_003
 """Randomisation draws from seed + offset + step: never a stream that a run could use."""
