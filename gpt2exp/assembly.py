@@ -84,7 +84,9 @@ def rows_at_once(cfg: Config) -> int:
     from gpt2exp.engines.sql import limits
 
     rows = cfg.hardware.micro_batch_size or limits.fitting_rows(cfg)
-    limits.check_size(cfg, rows)
+    note = limits.check_size(cfg, rows)
+    if note:
+        print(note, flush=True)
     return rows
 
 

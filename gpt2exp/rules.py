@@ -12,6 +12,7 @@ from gpt2exp.config import (
     ModelSource,
     Order,
     Precision,
+    Preflight,
     SpectralBackend,
     StdlibData,
     SyntheticData,
@@ -246,6 +247,8 @@ def _engine(cfg: Config) -> Iterator[str]:
 
 
 def _sql(cfg: Config) -> Iterator[str]:
+    if cfg.hardware.preflight is not Preflight.off:
+        yield f"hardware.preflight={cfg.hardware.preflight.name}: hardware={cfg.hardware.kind} has none; use off"
     kind = cfg.hardware.kind
     if cfg.model.source is not ModelSource.reference:
         yield f"model.source={cfg.model.source.name}: hardware={kind} states the model itself; use reference"

@@ -75,7 +75,7 @@ BROKEN = {
     "optimizer.kind=sgd": ["optimizer.kind=sgd: is not set alone; choose optimizer=<option>"],
     "optimizer.kind=lion": ["optimizer.kind=lion: is not set alone; choose optimizer=<option>"],
     "data.kind=text": ["data.kind=text: is not set alone; choose data=<option>"],
-    "hardware.kind=abacus": ["hardware.kind=abacus: unknown (known: cpu)"],
+    "hardware.kind=abacus": [f"hardware.kind=abacus: unknown (known: {', '.join(ENGINES)})"],
     "seed=-1": ["seed=-1: must be at least 0"],
     "seed=9223372036854775808": ["seed=9223372036854775808: must be below 2^63"],
     "sample.temperature=0": ["sample.temperature=0: must be greater than 0"],
@@ -149,7 +149,7 @@ def test_problems_of_independent_sections_come_at_once():
         "schedule.num_steps=0: must be at least 1",
         "model.n_head=3: must divide model.n_embd=128",
         "optimizer.lr=-1: must not be negative",
-        "hardware.kind=abacus: unknown (known: cpu)",
+        f"hardware.kind=abacus: unknown (known: {', '.join(ENGINES)})",
         "arm='/': use letters, digits, '.', '_' and '-', at most 64",
     ]
 

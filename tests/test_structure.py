@@ -44,8 +44,8 @@ ALLOWED = {
     "data": {"config", "atomic", "data"},
     "engines": {"models", "optim", "data.windows", "engines", "config"},
     "preflight": {
-        "config", "compose", "derived", "identity", "atomic", "rundir", "assembly", "projection", "models", "data.windows",
-        "engines", "optim", "train.progress", "verbs", "verification.child", "preflight",
+        "config", "compose", "derived", "identity", "atomic", "rundir", "assembly", "projection", "models",
+        "data.windows", "engines", "optim", "train.progress", "verbs", "verification.child", "preflight", "rules",
     },
     "train": {
         "engines.base", "data.windows", "schedule", "rundir", "config", "derived", "identity", "train", "atomic",

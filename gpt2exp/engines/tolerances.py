@@ -93,6 +93,27 @@ FP64 = Tolerances(
     slot=Bound(1e-14, Measure.of_largest, "sums of gradients taken at weights that differ by as much as `weights` may"),
 )
 
+SQL = Tolerances(
+    "fp64 in SQL against fp64",
+    loss=Bound(1e-14, Measure.of_largest, "sums in another order"),
+    grad_norm=Bound(1e-14, Measure.of_largest, "a sum of squares in another order"),
+    clip_coef=Bound(1e-14, Measure.of_largest, "max_norm over the gradient norm"),
+    qk_maximum=Bound(1e-14, Measure.of_largest, "dot products in another order"),
+    gradient=Bound(1e-14, Measure.absolute, "sums over rows in another order; the largest gradients are near 1"),
+    weight=Bound(1e-14, Measure.of_largest, "sums in another order"),
+    slot=Bound(1e-14, Measure.of_largest, "sums in another order"),
+)
+SQL_BIASES = replace(
+    SQL,
+    weight=Bound(1e-10, Measure.of_largest, "AdamW on key biases, whose gradient is rounding"),
+    slot=Bound(1e-12, Measure.of_largest, "sums of gradients taken at weights that differ by as much as `weights` may"),
+    loss=replace(SQL.loss, limit=1e-12),
+    grad_norm=replace(SQL.grad_norm, limit=1e-12),
+    clip_coef=replace(SQL.clip_coef, limit=1e-12),
+    qk_maximum=replace(SQL.qk_maximum, limit=1e-12),
+)
+"""For a model with biases: one weight that rounding moved shows in everything after it."""
+
 STATED_AT = 6e-4
 """The auxiliary AdamW's peak learning rate for which `weight` is stated."""
 ADAMW_SHARE = 0.01
@@ -103,18 +124,21 @@ TOLERANCES = {
     ("cpu", Precision.fp64): FP64,
     ("xla_cpu", Precision.fp32): FP32,
     ("tpu", Precision.fp32): FP32,
+    ("duckdb", Precision.fp64): SQL,
+    ("datafusion", Precision.fp64): SQL,
 }
 """By hardware kind and precision. A TPU's fp32 (`highest`) is held to what virtual devices keep: not measured there."""
 
 
-def tolerances(kind: str, precision: Precision, recipe: Recipe) -> Tolerances:
-    """The bounds of a hardware kind in a precision, for an optimizer at its learning rates.
+def tolerances(kind: str, precision: Precision, recipe: Recipe, bias: bool = True) -> Tolerances:
+    """The bounds of a hardware kind in a precision, for an optimizer at its learning rates and a model's biases.
 
     Raises:
         ConfigError: none are stated.
     """
     if (kind, precision) in TOLERANCES:
-        return for_optimizer(TOLERANCES[kind, precision], recipe)
+        bounds = TOLERANCES[kind, precision]
+        return for_optimizer(SQL_BIASES if bounds is SQL and bias else bounds, recipe)
     stated = [other.name for of, other in TOLERANCES if of == kind]
     if not stated:
         raise ConfigError(f"hardware.kind={kind}: no tolerances are stated for it")
@@ -130,7 +154,7 @@ def for_optimizer(bounds: Tolerances, recipe: Recipe) -> Tolerances:
     Under Muon that concerns the auxiliary tensors: most of all the key biases, whose gradient is zero but for rounding
     (softmax does not see what is added to all keys). Under AdamW it concerns every weight with a gradient near eps.
     """
-    if isinstance(recipe, MuonRecipe) and recipe.aux.lr > STATED_AT:
+    if isinstance(recipe, MuonRecipe) and recipe.aux.lr > STATED_AT and bounds is not SQL:
         limit = bounds.weight.limit * recipe.aux.lr / STATED_AT
         return replace(bounds, weight=replace(bounds.weight, limit=limit))
     if isinstance(recipe, AdamWRecipe) and bounds is FP32:

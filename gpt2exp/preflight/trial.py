@@ -9,10 +9,11 @@ from typing import Any
 
 from gpt2exp.assembly import Parts
 from gpt2exp.config import Config
-from gpt2exp.errors import Gpt2ExpError
+from gpt2exp.errors import ConfigError, Gpt2ExpError
 from gpt2exp.identity import Identity, identify
 from gpt2exp.preflight import checks, stamp
 from gpt2exp.preflight.checks import Checklist
+from gpt2exp.rules import ENGINES
 
 FOLDER = Path()
 """Whose disk a run of this configuration would fill, as far as a preflight knows."""
@@ -35,6 +36,11 @@ def preflight(
     Raises:
         Gpt2ExpError: a check failed; the run has no stamp then, not even an older one.
     """
+    if ENGINES[cfg.hardware.kind].sql:
+        raise ConfigError(
+            f"preflight: nothing to try out on hardware={cfg.hardware.kind}: its limits are checked before every run, "
+            f"and gpt2exp verify hardware={cfg.hardware.kind} compares it with the CPU"
+        )
     checklist = Checklist(say)
     checklist.run("model file", partial(checks.model_file, cfg))
     inputs = checklist.run("data", partial(checks.data, cfg))

@@ -56,6 +56,14 @@ DEFAULTS = {
     "tracking": ("tracking=off",),
 }
 """By group, for those that are not chosen. With this weight decay two scalars of a step are equal once."""
+SQL_KINDS = ("duckdb", "datafusion")
+SQL_DEFAULTS = {
+    **DEFAULTS,
+    "model": ("model=nanogpt_mini",),
+    "schedule": (*DEFAULTS["schedule"][:3], "schedule.tokens_per_step=64", "schedule.context_length=16"),
+    "data": (*DEFAULTS["data"], "data.vocab_size=65"),
+}
+"""Smaller: a database trains a thousand times slower."""
 ALWAYS = (
     "hardware.micro_batch_size=1",
     "hardware.orthogonalizer=ns",
@@ -112,7 +120,9 @@ def configuration(overrides: Sequence[str]) -> Config:
 
     given = parse(overrides).overrides
     keys = {text.partition("=")[0] for text in given}
-    defaults = [text for group, texts in DEFAULTS.items() if group not in keys for text in texts]
+    sql = any(text.removeprefix("hardware=") in SQL_KINDS for text in given)
+    groups = SQL_DEFAULTS if sql else DEFAULTS
+    defaults = [text for group, texts in groups.items() if group not in keys for text in texts]
     cfg = compose([*defaults, *ALWAYS, *given])
     if cfg.precision is Precision.bf16 and keys.isdisjoint(("precision", "hardware.default_precision")):
         return replace(cfg, precision=Precision.fp32)

@@ -124,7 +124,7 @@ def verify_engine(cfg: Config, steps: int = 6) -> Parity:
         ConfigError: no tolerances are stated for this hardware and precision, or the configuration does not fit.
         RefusedError: the environment lacks what the hardware needs.
     """
-    bounds = tolerances(cfg.hardware.kind, cfg.precision, cfg.optimizer)
+    bounds = tolerances(cfg.hardware.kind, cfg.precision, cfg.optimizer, cfg.model.bias)
     other = cast(Verifiable, assembly.assemble(cfg, Path.cwd()).engine) if cfg.hardware.kind != "cpu" else None
     on_cpu = on_reference(cfg)
     parts = assembly.assemble(on_cpu, Path.cwd())

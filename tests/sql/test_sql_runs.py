@@ -1,0 +1,95 @@
+"""Runs on the SQL engines through the command line: complete, measured, resumed exactly, refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ddxdb")
+
+from both import HOSTS
+
+pytestmark = pytest.mark.sql
+
+MODEL = "model=nanogpt_mini"
+RUN = [
+    "optimizer=muonclip", "optimizer.qk_clip_threshold=0.002", "schedule.num_steps=6",
+    "schedule.warmup_steps=1", "schedule.tokens_per_step=64", "schedule.context_length=16", "data=synthetic",
+    "data.train_tokens=4096", "data.val_tokens=1025", "evaluation.every=3", "evaluation.tokens=128",
+    "checkpoint.every=2", "logging.log_every=2", "sample.tokens=0", "tracking.every=3", "tracking.backend=fast",
+]  # fmt: skip
+FILES = ("metrics.jsonl", "evaluations.jsonl", "checkpoints/step_000006/weights.safetensors",
+         "checkpoints/step_000006/slots.safetensors", "spectra/step_000006.npz")  # fmt: skip
+
+
+def record(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_run_is_complete_and_resumes_to_the_same_bits(cli, host):
+    whole = cli(MODEL, *RUN, f"hardware={host}", "hydra.run.dir=whole")
+    assert whole.status == 0, whole.err
+    found = record(Path("whole"))
+    assert found["status"] == "complete"
+    assert (found["execution"]["engine"], found["execution"]["device"]) == ("sql", host)
+    assert "ddxdb" in found["execution"]
+    rows = [json.loads(line) for line in Path("whole/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(row["qk_kind"] == ["exact"] for row in rows) and any(row["qk_clipped"] for row in rows)
+    assert cli(MODEL, *RUN, f"hardware={host}", "hydra.run.dir=half", "stop_after_steps=3").status == 4
+    again = cli("resume", "half")
+    assert again.status == 0, again.err
+    for name in FILES:
+        assert (Path("half") / name).read_bytes() == (Path("whole") / name).read_bytes(), name
+
+
+def test_the_databases_agree_on_a_run(cli):
+    losses = []
+    for host in HOSTS:
+        assert cli(MODEL, *RUN, f"hardware={host}", f"hydra.run.dir={host}").status == 0
+        lines = Path(host, "evaluations.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["val_loss"] for line in lines])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-13)
+
+
+def test_a_model_that_is_too_large_is_refused_before_anything_exists(cli):
+    done = cli("hardware=duckdb", "model=gpt2", "model.source=reference", "data=synthetic")
+    assert done.status == 3
+    (line,) = done.problems
+    assert "more than hardware.max_rows=120000000" in line and "GB" in line and "an update takes about" in line
+    assert not Path("outputs").exists()
+
+
+def test_the_limit_can_be_moved(cli):
+    assert cli(MODEL, *RUN, "hardware=duckdb", "hardware.max_rows=1000").status == 3
+    done = cli(MODEL, *RUN, "hardware=duckdb", "hardware.max_rows=75000", "hydra.run.dir=run", "stop_after_steps=1")
+    assert done.status == 4, done.err
+    assert record(Path("run"))["execution"]["micro_batch_size"] == 1
+
+
+def test_an_update_that_takes_too_long_ends_the_attempt(cli):
+    done = cli(MODEL, *RUN, "hardware=duckdb", "hardware.step_deadline_seconds=1e-6", "hydra.run.dir=slow")
+    assert done.status == 4 and "hardware.step_deadline_seconds=1e-06" in done.problems[-1]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("precision=fp32", "precision=fp32: hardware=duckdb offers fp64"),
+        ("hardware.threads=2", "hardware.threads=2: hardware=duckdb adds up in one thread, in a fixed order"),
+        ("model=gpt2", "model.source=llmc: hardware=duckdb states the model itself; use reference"),
+        ("optimizer.ns_precision=bf16", "optimizer.ns_precision=bf16: SQL iterates in DOUBLE; use fp32, there the "
+         "weights' own precision"),
+        ("hardware.orthogonalizer=eigh", "hardware.orthogonalizer=eigh: hardware=duckdb computes the plain iteration "
+         "only; use ns or auto"),
+        ("hardware.step_deadline_seconds=0", "hardware.step_deadline_seconds=0: must be greater than 0"),
+        ("hardware.max_rows=0", "hardware.max_rows=0: must be at least 1"),
+    ],
+)  # fmt: skip
+def test_what_sql_cannot_do_is_one_line(cli, override, problem):
+    model = [] if override.startswith("model=") else [MODEL]
+    done = cli(*model, *RUN, "hardware=duckdb", override)
+    assert done.status == 2 and done.problems == [problem]
