@@ -37,6 +37,7 @@ ALLOWED = {
     "rundir": {"atomic", "identity"},
     "spectral": {"rundir", "atomic", "config", "models.inventory", "spectral"},
     "report": {"rundir", "atomic", "identity", "report", "spectral", "protocol.plan", "config"},
+    "run_store": {"rundir", "identity", "report.runs", "spectral.tables", "run_store"},
     "protocol": {"config", "derived", "identity", "rundir", "atomic", "protocol"},
     "projection": {"config", "derived"},
     "optim": {"schedule", "optim", "engines.torch"},
@@ -66,6 +67,7 @@ NO_TORCH = {
     "train",
     "spectral",
     "report",
+    "run_store",
     "schedule",
 }
 NO_NUMPY = {

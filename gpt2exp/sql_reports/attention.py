@@ -132,7 +132,7 @@ def measured(row: Row, run: Pass, values: Mapping[str, Array], expected: Mapping
         try:
             size = run.size(host)
         except RefusedError as refused:
-            return replace(row, note=f"skip: {refused}")
+            return replace(row, note=f"skip: {str(refused).partition('; the statement is: ')[0]}")
     with filled(row.host, values) as host:
         milliseconds, found = run.time(host)
     error = float(np.max([relative_error(column, expected[name]) for name, column in found.items()]))

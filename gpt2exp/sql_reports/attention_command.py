@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from gpt2exp.errors import NumericalError
 from gpt2exp.sql_reports.attention import MAX_ROWS, TOLERANCE, Size, measure
-from gpt2exp.sql_reports.options import Parser, add_common, aligned, positive, write_csv
+from gpt2exp.sql_reports.options import add_common, aligned, positive, write_csv
+from gpt2exp.verbs_help import VerbParser
 
 SIZES = (Size(1, 4, 16, 4), Size(4, 4, 16, 4), Size(16, 4, 16, 4), Size(4, 4, 32, 4), Size(4, 4, 16, 16))
 """The head of nanogpt_mini, then more of one dimension each."""
@@ -56,7 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: they do not fit.
     """
-    parser = Parser("sql attention", __doc__)
+    parser = VerbParser(__doc__)
     add_common(parser, REPS)
     parser.add_argument("--sizes", type=sizes, default=SIZES)
     return parser.parse(arguments)

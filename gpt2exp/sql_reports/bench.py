@@ -110,8 +110,9 @@ def figure(summaries: Sequence[Row]) -> Figure:
                 x, y = [row[direction] for row in rows], [row[column] for row in rows]
                 axis.plot(x, y, style, color=color, marker="o", ms=4, label=f"{host}, {text}")
         axis.set_xlabel(label)
-        axis.set_xticks(sorted({0, *(row[direction] for host in COLORS for row in along(summaries, host, direction))}))
-        axis.set_ylim(bottom=0)
+        axis.set_xticks(sorted({row[direction] for host in COLORS for row in along(summaries, host, direction)}))
+        axis.set_xlim(left=0)
+    axes.flat[0].set_ylim(bottom=0)
     axes.flat[0].set_ylabel("Milliseconds (median)")
     axes.flat[0].legend(loc="best", framealpha=0.9)
     return drawn

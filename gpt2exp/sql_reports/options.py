@@ -1,56 +1,29 @@
-"""What the commands of `gpt2exp sql` share: options with our errors, tables and CSV files."""
+"""What the commands of `gpt2exp sql` share: options, tables and CSV files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from gpt2exp import atomic
-from gpt2exp.errors import ConfigError
+from gpt2exp.errors import StorageError
 from gpt2exp.spectral.tables import csv_text
 from gpt2exp.verbs.status import PIPE_WIDTH
-from gpt2exp.verbs_help import HelpShown
+from gpt2exp.verbs_help import VerbParser
 
 HOSTS = ("duckdb", "datafusion")
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with our errors; `doc` is the command's documentation, with a line that begins with Usage."""
-
-    def __init__(self, command: str, doc: str | None) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        assert doc is not None
-        self.command = command
-        self.doc = doc
-
-    def error(self, message: str) -> NoReturn:
-        """One line, exit 2."""
-        usage = next(line for line in self.doc.splitlines() if line.startswith("Usage:"))
-        raise ConfigError(f"{self.command}: {message}. {usage}")
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options, after answering --help.
-
-        Raises:
-            ConfigError: they do not fit.
-            HelpShown: `--help` was given.
-        """
-        if {"-h", "--help"} & set(arguments):
-            print(f"gpt2exp {self.doc.strip()}")
-            raise HelpShown(0)
-        return self.parse_args(list(arguments))
-
-
-def add_common(parser: Parser, reps: int) -> None:
+def add_common(parser: VerbParser, reps: int) -> None:
     """--hosts, --reps and --csv."""
     parser.add_argument("--hosts", type=hosts, default=HOSTS)
     parser.add_argument("--reps", type=positive, default=reps)
-    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--csv", type=csv_path, metavar="FILE")
 
 
 def hosts(text: str) -> tuple[str, ...]:
@@ -69,13 +42,24 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def csv_path(text: str) -> Path:
+    """Where a CSV file can be written; asked before minutes of measuring."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written: expected a file in a folder that is there")
+    return path
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Publish rows; `repr` floats, missing values as empty cells.
 
     Raises:
-        OSError: the disk refused.
+        StorageError: the disk refused.
     """
-    atomic.write_text(path, csv_text(rows))
+    try:
+        atomic.write_text(path, csv_text(rows))
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     print(f"wrote {path}")
 
 

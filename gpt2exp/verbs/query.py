@@ -24,16 +24,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
-from gpt2exp.errors import ConfigError
 from gpt2exp.run_store.question import Answer, ask, shown
 from gpt2exp.run_store.tables import open_store
 from gpt2exp.verbs.status import PIPE_WIDTH
-from gpt2exp.verbs_help import HelpShown
+from gpt2exp.verbs_help import VerbParser
 
 
 def main(arguments: list[str]) -> int:
@@ -60,22 +58,9 @@ def aligned(answer: Answer) -> str:
     return "".join(line.rstrip() + "\n" for line in printed.get().splitlines())
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with our errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """One line, exit 2."""
-        assert __doc__ is not None
-        usage = next(line for line in __doc__.splitlines() if line.startswith("Usage:"))
-        raise ConfigError(f"query: {message}. {usage}")
-
-
 def _options(arguments: list[str]) -> argparse.Namespace:
-    if {"-h", "--help"} & set(arguments):
-        print(f"gpt2exp {(__doc__ or '').strip()}")
-        raise HelpShown(0)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = VerbParser(__doc__)
     parser.add_argument("statement", metavar="SQL")
     parser.add_argument("--runs", nargs="+", action="extend", metavar="FOLDER")
     parser.add_argument("--csv", action="store_true")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
