@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gpt2exp.config import Design
 from gpt2exp.report.censoring import Crossing, ReachComparison, ReachSummary
 from gpt2exp.report.judgement import Judgement
 from gpt2exp.report.runs import Run
@@ -121,6 +122,11 @@ class Findings:
         """Arms in the plan's order, else as they appear."""
         declared = (self.plan or {}).get("declared", {}).get("arms", ())
         return tuple(dict.fromkeys([*declared, *(run.arm for run in self.runs)]))
+
+    @property
+    def design(self) -> Design | None:
+        """How the plan's runs belong together; None without a plan."""
+        return Design[self.plan["declared"]["design"]] if self.plan is not None else None
 
     @property
     def complete(self) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gpt2exp.config import Design
 from gpt2exp.identity import flatten
 from gpt2exp.report.assess import ABSENT, DAMAGED
 from gpt2exp.report.cells import MISSING, listed, setting, short, words
@@ -64,7 +65,7 @@ def tuning(findings: Findings) -> Table | None:
     """What each arm was given to choose its settings, as the plan declares it."""
     declared = (findings.plan or {}).get("declared", {})
     trials, seeds = declared.get("tuning_trials", ()), declared.get("tuning_seeds", ())
-    if findings.kind is not Kind.protocol or len(findings.arms) < 2:
+    if findings.kind is not Kind.protocol or len(findings.arms) < 2 or findings.design is Design.sweep:
         return None
     found = [(arm, trials[i] if i < len(trials) else None) for i, arm in enumerate(findings.arms)]
     return Table(

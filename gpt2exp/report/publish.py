@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpt2exp.config import Design
 from gpt2exp.errors import StorageError
 from gpt2exp.report.assess import assess
 from gpt2exp.report.build import publish
 from gpt2exp.report.figures import figures
 from gpt2exp.report.findings import Findings
 from gpt2exp.report.sentences import explain, explain_judgement
+from gpt2exp.report.tuning import explain_tuning, tune
 
 
 def publish_report(
@@ -36,7 +38,9 @@ def publish_report(
 
 
 def spoken(findings: Findings) -> list[str]:
-    """What a terminal is told: the primary endpoint's difference and interval, and the verdicts."""
+    """What a terminal is told: the primary endpoint's difference and interval, and the verdicts; of a sweep the best."""
+    if findings.complete and findings.design is Design.sweep:
+        return explain_tuning(tune(findings.runs))
     primary = [comparison for e in findings.endpoints if e.primary for comparison in e.comparisons]
     lines = [line for comparison in primary for line in explain(comparison)[:2]]
     return [*lines, *(explain_judgement(findings.judgement) if findings.judgement is not None else ())]

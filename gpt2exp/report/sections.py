@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpt2exp.config import Design
 from gpt2exp.report import methods
 from gpt2exp.report.cells import words
 from gpt2exp.report.contrasts import by_comparison, who_was_first
@@ -33,6 +34,7 @@ from gpt2exp.report.tables import (
     reach_comparisons,
     reaching,
 )
+from gpt2exp.report.tuning import explain_tuning, tune
 
 LONG = 16
 """Rows beyond which a table is folded."""
@@ -177,7 +179,8 @@ def _warnings(findings: Findings) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _verdict(findings: Findings) -> list[Block]:
     reason = no_verdict(findings)
     if reason:
-        found = findings.confounds if _design(findings) == "sweep" else ()
+        search = findings.complete and findings.design is Design.sweep
+        found = tuple(explain_tuning(tune(findings.runs))) if search else ()
         return [Text(reason, lead=True), *([Points(found, "The search, arm by arm")] if found else [])]
     assert findings.judgement is not None
     first, *others = explain_judgement(findings.judgement)
@@ -215,21 +218,17 @@ def no_verdict(findings: Findings) -> str:
         )
     if not findings.complete:
         return "No verdict: the protocol is incomplete. What is there is shown run by run."
-    if _design(findings) == "sweep":
+    if findings.design is Design.sweep:
         return "A search for settings: its runs choose what to compare, and are not themselves a comparison."
     if not findings.comparable and (findings.differences or any(not pair.holds for pair in findings.pairs)):
         return "No verdict: these runs may not be compared. The reasons are listed in the next section."
     return "" if findings.judgement else "No verdict: nothing was declared to be compared."
 
 
-def _design(findings: Findings) -> str:
-    return str((findings.plan or {}).get("declared", {}).get("design", ""))
-
-
 def _fairness(findings: Findings) -> list[Block]:
     blocks: list[Block] = [Text(text) for text in [_pairs_hold(findings)] if text]
     blocks += _shown([pair_ledger(findings), not_pooled(findings)])
-    if _design(findings) == "sweep":
+    if findings.design is Design.sweep:
         return blocks
     if findings.confounds:
         blocks.append(Points(findings.confounds, "Confounds"))

@@ -32,6 +32,7 @@ from gpt2exp.errors import DataError, Gpt2ExpError, StorageError
 from gpt2exp.protocol.plan import make_plan, publish, run_digest
 from gpt2exp.report.assess import assess
 from gpt2exp.report.findings import Kind
+from gpt2exp.report.page import escape_markdown, render_markdown
 from gpt2exp.report.records import planned_digest, read_identified
 from gpt2exp.report.tuning import explain_tuning, tune
 
@@ -378,12 +379,16 @@ def test_a_sweep_is_read_and_not_tested(tmp_path):
     findings = refused(assess([tmp_path / "sweep"]))
     assert findings.warnings == () and findings.endpoints == () and findings.differences == ()
     assert findings.confounds == ()
-    assert explain_tuning(tune(findings.runs)) == [
+    said = [
         f"{MUONCLIP}: lowest final validation loss 3.4 at lr=0.008 (of 3 settings, 1 seed).",
         f"{ADAMW}: lowest final validation loss 3.5 at lr=0.004 (of 3 settings, 1 seed).",
         f"{ADAMW}: the best lr=0.004 lies at the high edge of its grid (0.001 to 0.004), so a better one may lie "
         "beyond: widen the grid.",
     ]
+    assert explain_tuning(tune(findings.runs)) == said
+    page = render_markdown(findings, {})
+    assert "A search for settings" in page and "Confounds" not in page and "Tuning budget" not in page
+    assert all(page.count(escape_markdown(line)) == 1 for line in said)
 
 
 def test_a_plan_edited_after_planning_is_refused(protocol):

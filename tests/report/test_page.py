@@ -258,10 +258,3 @@ def test_single_runs_of_a_protocol_stand_side_by_side_under_their_own_names(fold
     assert "| muonclip_nano | 42 | muonclip_nano | complete | 4 / 4 | 3.2500 |" in text
     alone = render_markdown(assess(runs[:1]), {})
     assert "This is one run" in alone and "3.2500" in alone
-
-
-def test_a_sweep_shows_what_was_best_and_judges_nothing(tmp_path):
-    best = "muonclip_nano: lowest final validation loss 3.2 at optimizer.lr=0.01."
-    plan = made.plan(("muonclip",), (1, 2), design="sweep")
-    text = shown(made.protocol({"muonclip": {1: 3.2, 2: 3.3}}, plan=plan, pairs=(), endpoints=(), confounds=(best,)))
-    assert "A search for settings" in text and text.count(best) == 1 and "Confounds" not in text
