@@ -122,8 +122,9 @@ def _learning_rates(arms: Sequence[Arm]) -> Iterator[str]:
             continue
         line = f"Peak learning rate on the {tensors}: {_listed(arms, map(_value, rates))}."
         if len({arm.settings(tensors)["rule"] for arm in arms}) > 1:
-            scales = [f"{arm.name} scale={arm.section(tensors)['scale']}" for arm in arms if "scale" in arm.optimizer]
-            note = f" ({', '.join(scales)})" if scales and tensors == HIDDEN else ""
+            sections = [(arm.name, arm.section(tensors)) for arm in arms]
+            scales = [f"{name} scale={section['scale']}" for name, section in sections if "scale" in section]
+            note = f" ({', '.join(scales)})" if scales else ""
             line += f" The rules scale their updates differently{note}, so these numbers cannot be held side by side."
         yield line
 

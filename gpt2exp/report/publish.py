@@ -38,7 +38,7 @@ def publish_report(
 
 
 def spoken(findings: Findings) -> list[str]:
-    """What a terminal is told: the primary endpoint's difference and interval, and the verdicts; of a sweep the best."""
+    """What a terminal is told: the primary endpoint's difference and interval, the verdicts; of a sweep the best."""
     if findings.complete and findings.design is Design.sweep:
         return explain_tuning(tune(findings.runs))
     primary = [comparison for e in findings.endpoints if e.primary for comparison in e.comparisons]

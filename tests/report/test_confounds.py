@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
 import pytest
 from run_dirs import ADAMW, MUONCLIP, config, write_run
 
+from gpt2exp.config import shipped
 from gpt2exp.optim.base import TensorInfo
 from gpt2exp.optim.registry import optimizers
 from gpt2exp.report.confounds import EMBEDDINGS, HIDDEN, VECTORS, arms_of, confounds
@@ -40,6 +42,17 @@ def test_learning_rate_and_decay_of_the_flagship_arms(tmp_path):
         "muonclip and adamw differ on the hidden matrices only"
     )
     assert not any("embeddings" in line for line in found)
+
+
+OPTIONS = sorted(file.stem for file in shipped("conf").glob("optimizer/*.yaml"))
+
+
+@pytest.mark.parametrize(("first", "second"), combinations(OPTIONS, 2))
+def test_any_two_shipped_optimizers_can_be_compared(tmp_path, first, second):
+    """muonclip_nano beside sgd once ended a finished protocol in a traceback: an auxiliary AdamW has no scale."""
+    found = sentences(tmp_path, (first,), (second,))
+    assert any(first in line and second in line for line in found)
+    assert any(line.startswith("Gradient clip") for line in found)
 
 
 def test_another_rule_for_the_other_tensors_is_said_key_by_key(tmp_path):
