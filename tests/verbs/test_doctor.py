@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from gpt2exp.verbs import doctor
@@ -45,3 +49,10 @@ def test_it_reports_versions_devices_disk_tokenizer_and_extras(capsys):
     out = capsys.readouterr().out
     for subject in ("python", "torch", "cpu", "GPT-2 vocabulary", "disk, current folder", "disk, cache", "extra bpe"):
         assert subject in out
+
+
+def test_what_is_required_is_what_pip_installs():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
+    assert set(doctor.REQUIRED) == names
+    assert set(doctor.EXTRAS) <= set(project["optional-dependencies"])
