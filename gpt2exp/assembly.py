@@ -24,10 +24,10 @@ from gpt2exp.models.upstream import SourceFile, locate
 from gpt2exp.optim.registry import optimizers
 from gpt2exp.preflight.memory import micro_batch_size
 from gpt2exp.projection import check_disk
+from gpt2exp.rules import ENGINES
 from gpt2exp.spectral.backends import label
 from gpt2exp.train.evaluate import Validation
 
-SQL_KINDS = ("duckdb", "datafusion")
 VERSIONED = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tiktoken")
 
 
@@ -69,7 +69,7 @@ def assemble(cfg: Config, directory: Path) -> Parts:
     rows = rows_at_once(cfg)
     inputs = resolve(cfg)
     corpus, at_once = inputs.corpus, rows * cfg.hardware.devices
-    engine = (sql_engine if cfg.hardware.kind in SQL_KINDS else torch_engine)(cfg, inputs.source, rows)
+    engine = (sql_engine if ENGINES[cfg.hardware.kind].sql else torch_engine)(cfg, inputs.source, rows)
     return Parts(inputs, engine, validation(cfg, corpus, at_once), probe(cfg, corpus, at_once))
 
 
@@ -79,7 +79,7 @@ def rows_at_once(cfg: Config) -> int:
     Raises:
         RefusedError: even one row is too much for SQL.
     """
-    if cfg.hardware.kind not in SQL_KINDS:
+    if not ENGINES[cfg.hardware.kind].sql:
         return micro_batch_size(cfg)
     from gpt2exp.engines.sql import limits
 

@@ -120,14 +120,5 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Every run at or below a folder, sorted by seed, then by path.
-
-    Raises:
-        StorageError: as `read_run` does.
-    """
-    return sorted((read_run(path) for path in rundir.find_runs(folder)), key=lambda run: (run.seed, str(run.path)))
-
-
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)

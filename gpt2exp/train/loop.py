@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 from gpt2exp.config import Config, Warmup
@@ -84,7 +85,7 @@ class Loop:
             min_lr_ratio=schedule.min_lr_ratio,
         )
 
-    @property
+    @cached_property
     def derived(self) -> Derived:
         """What follows from the configuration."""
         return derive(self.cfg)

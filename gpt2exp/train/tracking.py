@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gpt2exp.config import Config
-from gpt2exp.derived import derive
+from gpt2exp.derived import Derived, derive
 from gpt2exp.engines.base import Engine
 from gpt2exp.rundir import RunDirectory
 from gpt2exp.spectral.slices import Slice
@@ -31,9 +32,14 @@ class Tracking:
     stop: StopRequest
     done: set[int]
 
+    @cached_property
+    def derived(self) -> Derived:
+        """What follows from the configuration."""
+        return derive(self.cfg)
+
     def due(self, step: int) -> bool:
         """On the grid and not in the rows."""
-        return step in derive(self.cfg).token_error_steps and step not in self.done
+        return step in self.derived.token_error_steps and step not in self.done
 
     def ready(self, step: int) -> bool:
         """Whether a snapshot of `step` may be queued; waits while too many are pending, and says so.
@@ -51,7 +57,7 @@ class Tracking:
 
     def takes_spectra(self, step: int) -> bool:
         """Whether the weights of `step` are kept for their spectra."""
-        return step in derive(self.cfg).spectra_steps
+        return step in self.derived.spectra_steps
 
     def track(self, step: int, engine: Engine, evaluation: Mapping[str, Any] | None) -> None:
         """Take the token error and the snapshot of `step`; the row is written last.

@@ -56,7 +56,6 @@ DEFAULTS = {
     "tracking": ("tracking=off",),
 }
 """By group, for those that are not chosen. With this weight decay two scalars of a step are equal once."""
-SQL_KINDS = ("duckdb", "datafusion")
 SQL_DEFAULTS = {
     **DEFAULTS,
     "model": ("model=nanogpt_mini",),
@@ -117,10 +116,11 @@ def configuration(overrides: Sequence[str]) -> Config:
     from gpt2exp.command_line import parse
     from gpt2exp.compose import compose
     from gpt2exp.config import Precision
+    from gpt2exp.rules import ENGINES
 
     given = parse(overrides).overrides
     keys = {text.partition("=")[0] for text in given}
-    sql = any(text.removeprefix("hardware=") in SQL_KINDS for text in given)
+    sql = any(text.removeprefix("hardware=") == kind for text in given for kind in ENGINES if ENGINES[kind].sql)
     groups = SQL_DEFAULTS if sql else DEFAULTS
     defaults = [text for group, texts in groups.items() if group not in keys for text in texts]
     cfg = compose([*defaults, *ALWAYS, *given])

@@ -47,7 +47,7 @@ def test_learning_rate_and_decay_of_the_flagship_arms(tmp_path):
 OPTIONS = sorted(file.stem for file in shipped("conf").glob("optimizer/*.yaml"))
 
 
-@pytest.mark.parametrize(("first", "second"), combinations(OPTIONS, 2))
+@pytest.mark.parametrize(("first", "second"), list(combinations(OPTIONS, 2)))
 def test_any_two_shipped_optimizers_can_be_compared(tmp_path, first, second):
     """muonclip_nano beside sgd once ended a finished protocol in a traceback: an auxiliary AdamW has no scale."""
     found = sentences(tmp_path, (first,), (second,))
