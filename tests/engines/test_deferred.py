@@ -136,6 +136,17 @@ def test_a_state_continues_exactly():
     assert largest(again.deferred.state().slots, both.deferred.state().slots) == 0.0
 
 
+def test_a_state_loaded_between_two_drains_does_not_shift_the_ring():
+    both = eager()
+    start = both.reference.state()
+    for engine in (both.reference, both.deferred):
+        engine.update(1, both.window(0), 1.0)
+        engine.load(start)
+        engine.update(1, both.window(1), 1.0)
+    (expected,), (found,) = both.reference.drain(), both.deferred.drain()
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6) and found.step == 1
+
+
 def test_logits_of_any_length_are_the_models():
     both = eager()
     for length in (1, 5, 32):

@@ -158,8 +158,8 @@ class DeferredEngine(TorchEngine):
 
     def load(self, state: EngineState) -> None:
         """Continue from `state`, as `TorchEngine` does."""
+        self._collect()
         super().load(state)
-        self._pending.clear()
         self._forget()
         self._settle()
 
