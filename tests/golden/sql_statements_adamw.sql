@@ -221,145 +221,136 @@ FROM (SELECT sqrt((SELECT SUM(g * g) FROM wte_grad)
 SELECT token, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM wte_state v
-JOIN wte_grad g USING (token, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN wte_state v
+JOIN wte_grad g USING (token, e);
 
 -- wte: wte after AdamW with decoupled weight decay
 SELECT token, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM wte p
-JOIN wte_state v USING (token, e)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN wte p ON s.owner = 'decay'
+JOIN wte_state v USING (token, e);
 
 -- wpe_state: moments of wpe
 SELECT pos, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM wpe_state v
-JOIN wpe_grad g USING (pos, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN wpe_state v
+JOIN wpe_grad g USING (pos, e);
 
 -- wpe: wpe after AdamW with decoupled weight decay
 SELECT pos, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM wpe p
-JOIN wpe_state v USING (pos, e)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN wpe p ON s.owner = 'decay'
+JOIN wpe_state v USING (pos, e);
 
 -- w_qkv_state: moments of w_qkv
 SELECT layer, s, h, c, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM w_qkv_state v
-JOIN w_qkv_grad g USING (layer, s, h, c, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_qkv_state v
+JOIN w_qkv_grad g USING (layer, s, h, c, e);
 
 -- w_qkv: w_qkv after AdamW with decoupled weight decay
 SELECT layer, s, h, c, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM w_qkv p
-JOIN w_qkv_state v USING (layer, s, h, c, e)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN w_qkv p ON s.owner = 'decay'
+JOIN w_qkv_state v USING (layer, s, h, c, e);
 
 -- w_o_state: moments of w_o
 SELECT layer, o, h, c,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM w_o_state v
-JOIN w_o_grad g USING (layer, o, h, c)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_o_state v
+JOIN w_o_grad g USING (layer, o, h, c);
 
 -- w_o: w_o after AdamW with decoupled weight decay
 SELECT layer, o, h, c,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM w_o p
-JOIN w_o_state v USING (layer, o, h, c)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN w_o p ON s.owner = 'decay'
+JOIN w_o_state v USING (layer, o, h, c);
 
 -- w_fc_state: moments of w_fc
 SELECT layer, f, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM w_fc_state v
-JOIN w_fc_grad g USING (layer, f, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_fc_state v
+JOIN w_fc_grad g USING (layer, f, e);
 
 -- w_fc: w_fc after AdamW with decoupled weight decay
 SELECT layer, f, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM w_fc p
-JOIN w_fc_state v USING (layer, f, e)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN w_fc p ON s.owner = 'decay'
+JOIN w_fc_state v USING (layer, f, e);
 
 -- w_pr_state: moments of w_pr
 SELECT layer, o, f,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM w_pr_state v
-JOIN w_pr_grad g USING (layer, o, f)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_pr_state v
+JOIN w_pr_grad g USING (layer, o, f);
 
 -- w_pr: w_pr after AdamW with decoupled weight decay
 SELECT layer, o, f,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM w_pr p
-JOIN w_pr_state v USING (layer, o, f)
-JOIN schedule s ON s.owner = 'decay';
+FROM schedule s
+JOIN w_pr p ON s.owner = 'decay'
+JOIN w_pr_state v USING (layer, o, f);
 
 -- ln1_w_state: moments of ln1_w
 SELECT layer, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM ln1_w_state v
-JOIN ln1_w_grad g USING (layer, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN ln1_w_state v
+JOIN ln1_w_grad g USING (layer, e);
 
 -- ln1_w: ln1_w after AdamW
 SELECT layer, e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM ln1_w p
-JOIN ln1_w_state v USING (layer, e)
-JOIN schedule s ON s.owner = 'no_decay';
+FROM schedule s
+JOIN ln1_w p ON s.owner = 'no_decay'
+JOIN ln1_w_state v USING (layer, e);
 
 -- ln2_w_state: moments of ln2_w
 SELECT layer, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM ln2_w_state v
-JOIN ln2_w_grad g USING (layer, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN ln2_w_state v
+JOIN ln2_w_grad g USING (layer, e);
 
 -- ln2_w: ln2_w after AdamW
 SELECT layer, e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM ln2_w p
-JOIN ln2_w_state v USING (layer, e)
-JOIN schedule s ON s.owner = 'no_decay';
+FROM schedule s
+JOIN ln2_w p ON s.owner = 'no_decay'
+JOIN ln2_w_state v USING (layer, e);
 
 -- lnf_w_state: moments of lnf_w
 SELECT e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.99e0 * v.exp_avg_sq + 0.010000000000000009e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM lnf_w_state v
-JOIN lnf_w_grad g USING (e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN lnf_w_state v
+JOIN lnf_w_grad g USING (e);
 
 -- lnf_w: lnf_w after AdamW
 SELECT e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM lnf_w p
-JOIN lnf_w_state v USING (e)
-JOIN schedule s ON s.owner = 'no_decay';
+FROM schedule s
+JOIN lnf_w p ON s.owner = 'no_decay'
+JOIN lnf_w_state v USING (e);
 
 -- choice: the first of the tokens with the largest logit
 SELECT l.b, l.pos, MIN(l.token) AS token

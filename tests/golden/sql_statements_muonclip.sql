@@ -219,48 +219,40 @@ FROM (SELECT sqrt((SELECT SUM(g * g) FROM w_qkv_grad)
 
 -- w_qkv_state: momentum of w_qkv
 SELECT layer, s, h, c, e, 0.95e0 * v.momentum_buffer + g.g * n.coef AS momentum_buffer
-FROM w_qkv_state v
-JOIN w_qkv_grad g USING (layer, s, h, c, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_qkv_state v
+JOIN w_qkv_grad g USING (layer, s, h, c, e);
 
 -- w_o_state: momentum of w_o
 SELECT layer, o, h, c, 0.95e0 * v.momentum_buffer + g.g * n.coef AS momentum_buffer
-FROM w_o_state v
-JOIN w_o_grad g USING (layer, o, h, c)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_o_state v
+JOIN w_o_grad g USING (layer, o, h, c);
 
 -- w_fc_state: momentum of w_fc
 SELECT layer, f, e, 0.95e0 * v.momentum_buffer + g.g * n.coef AS momentum_buffer
-FROM w_fc_state v
-JOIN w_fc_grad g USING (layer, f, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_fc_state v
+JOIN w_fc_grad g USING (layer, f, e);
 
 -- w_pr_state: momentum of w_pr
 SELECT layer, o, f, 0.95e0 * v.momentum_buffer + g.g * n.coef AS momentum_buffer
-FROM w_pr_state v
-JOIN w_pr_grad g USING (layer, o, f)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_pr_state v
+JOIN w_pr_grad g USING (layer, o, f);
 
 -- hidden_direction: directions of all matrices, short side as rows
 SELECT p.layer AS mat, p.e AS r, (p.s * 4 + p.h) * 4 + p.c AS k, g.g * n.coef + 0.95e0 * p.momentum_buffer AS x
-FROM w_qkv_state p
+FROM clip n CROSS JOIN w_qkv_state p
 JOIN w_qkv_grad g USING (layer, s, h, c, e)
-CROSS JOIN clip n
 UNION ALL
 SELECT 1 + p.layer AS mat, p.o AS r, p.h * 4 + p.c AS k, g.g * n.coef + 0.95e0 * p.momentum_buffer AS x
-FROM w_o_state p
+FROM clip n CROSS JOIN w_o_state p
 JOIN w_o_grad g USING (layer, o, h, c)
-CROSS JOIN clip n
 UNION ALL
 SELECT 2 + p.layer AS mat, p.e AS r, p.f AS k, g.g * n.coef + 0.95e0 * p.momentum_buffer AS x
-FROM w_fc_state p
+FROM clip n CROSS JOIN w_fc_state p
 JOIN w_fc_grad g USING (layer, f, e)
-CROSS JOIN clip n
 UNION ALL
 SELECT 3 + p.layer AS mat, p.o AS r, p.f AS k, g.g * n.coef + 0.95e0 * p.momentum_buffer AS x
-FROM w_pr_state p
-JOIN w_pr_grad g USING (layer, o, f)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN w_pr_state p
+JOIN w_pr_grad g USING (layer, o, f);
 
 -- hidden_norm: norm of each matrix
 SELECT mat, GREATEST(sqrt(SUM(x * x)), 1e-07) AS x
@@ -384,107 +376,102 @@ JOIN (SELECT p.mat, p.r, q.k, SUM(p.x * q.x) AS x
 
 -- w_qkv: w_qkv after Muon: along the orthogonalized direction
 SELECT p.layer, p.s, p.h, p.c, p.e, p.w * s.keep - s.lr * 1.3856406460551018e0 * u.x AS w
-FROM w_qkv p
-JOIN hidden_orthogonal u ON u.mat = p.layer AND u.r = p.e AND u.k = (p.s * 4 + p.h) * 4 + p.c
-JOIN schedule s ON s.owner = 'hidden';
+FROM schedule s
+JOIN w_qkv p ON s.owner = 'hidden'
+JOIN hidden_orthogonal u ON u.mat = p.layer AND u.r = p.e AND u.k = (p.s * 4 + p.h) * 4 + p.c;
 
 -- w_o: w_o after Muon: along the orthogonalized direction
 SELECT p.layer, p.o, p.h, p.c, p.w * s.keep - s.lr * 0.8e0 * u.x AS w
-FROM w_o p
-JOIN hidden_orthogonal u ON u.mat = 1 + p.layer AND u.r = p.o AND u.k = p.h * 4 + p.c
-JOIN schedule s ON s.owner = 'hidden';
+FROM schedule s
+JOIN w_o p ON s.owner = 'hidden'
+JOIN hidden_orthogonal u ON u.mat = 1 + p.layer AND u.r = p.o AND u.k = p.h * 4 + p.c;
 
 -- w_fc: w_fc after Muon: along the orthogonalized direction
 SELECT p.layer, p.f, p.e, p.w * s.keep - s.lr * 1.6e0 * u.x AS w
-FROM w_fc p
-JOIN hidden_orthogonal u ON u.mat = 2 + p.layer AND u.r = p.e AND u.k = p.f
-JOIN schedule s ON s.owner = 'hidden';
+FROM schedule s
+JOIN w_fc p ON s.owner = 'hidden'
+JOIN hidden_orthogonal u ON u.mat = 2 + p.layer AND u.r = p.e AND u.k = p.f;
 
 -- w_pr: w_pr after Muon: along the orthogonalized direction
 SELECT p.layer, p.o, p.f, p.w * s.keep - s.lr * 1.6e0 * u.x AS w
-FROM w_pr p
-JOIN hidden_orthogonal u ON u.mat = 3 + p.layer AND u.r = p.o AND u.k = p.f
-JOIN schedule s ON s.owner = 'hidden';
+FROM schedule s
+JOIN w_pr p ON s.owner = 'hidden'
+JOIN hidden_orthogonal u ON u.mat = 3 + p.layer AND u.r = p.o AND u.k = p.f;
 
 -- wte_state: moments of wte
 SELECT token, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.95e0 * v.exp_avg_sq + 0.050000000000000044e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM wte_state v
-JOIN wte_grad g USING (token, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN wte_state v
+JOIN wte_grad g USING (token, e);
 
 -- wte: wte after AdamW with decoupled weight decay
 SELECT token, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM wte p
-JOIN wte_state v USING (token, e)
-JOIN schedule s ON s.owner = 'aux_decay';
+FROM schedule s
+JOIN wte p ON s.owner = 'aux_decay'
+JOIN wte_state v USING (token, e);
 
 -- wpe_state: moments of wpe
 SELECT pos, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.95e0 * v.exp_avg_sq + 0.050000000000000044e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM wpe_state v
-JOIN wpe_grad g USING (pos, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN wpe_state v
+JOIN wpe_grad g USING (pos, e);
 
 -- wpe: wpe after AdamW with decoupled weight decay
 SELECT pos, e,
        p.w * s.keep - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM wpe p
-JOIN wpe_state v USING (pos, e)
-JOIN schedule s ON s.owner = 'aux_decay';
+FROM schedule s
+JOIN wpe p ON s.owner = 'aux_decay'
+JOIN wpe_state v USING (pos, e);
 
 -- ln1_w_state: moments of ln1_w
 SELECT layer, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.95e0 * v.exp_avg_sq + 0.050000000000000044e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM ln1_w_state v
-JOIN ln1_w_grad g USING (layer, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN ln1_w_state v
+JOIN ln1_w_grad g USING (layer, e);
 
 -- ln1_w: ln1_w after AdamW
 SELECT layer, e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM ln1_w p
-JOIN ln1_w_state v USING (layer, e)
-JOIN schedule s ON s.owner = 'aux_no_decay';
+FROM schedule s
+JOIN ln1_w p ON s.owner = 'aux_no_decay'
+JOIN ln1_w_state v USING (layer, e);
 
 -- ln2_w_state: moments of ln2_w
 SELECT layer, e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.95e0 * v.exp_avg_sq + 0.050000000000000044e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM ln2_w_state v
-JOIN ln2_w_grad g USING (layer, e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN ln2_w_state v
+JOIN ln2_w_grad g USING (layer, e);
 
 -- ln2_w: ln2_w after AdamW
 SELECT layer, e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM ln2_w p
-JOIN ln2_w_state v USING (layer, e)
-JOIN schedule s ON s.owner = 'aux_no_decay';
+FROM schedule s
+JOIN ln2_w p ON s.owner = 'aux_no_decay'
+JOIN ln2_w_state v USING (layer, e);
 
 -- lnf_w_state: moments of lnf_w
 SELECT e,
        0.9e0 * v.exp_avg + 0.09999999999999998e0 * g.g * n.coef AS exp_avg,
        0.95e0 * v.exp_avg_sq + 0.050000000000000044e0 * power(g.g * n.coef, 2) AS exp_avg_sq
-FROM lnf_w_state v
-JOIN lnf_w_grad g USING (e)
-CROSS JOIN clip n;
+FROM clip n CROSS JOIN lnf_w_state v
+JOIN lnf_w_grad g USING (e);
 
 -- lnf_w: lnf_w after AdamW
 SELECT e,
        p.w - s.step_size * v.exp_avg
            / (sqrt(v.exp_avg_sq) / s.second_moment_scale + 1e-08) AS w
-FROM lnf_w p
-JOIN lnf_w_state v USING (e)
-JOIN schedule s ON s.owner = 'aux_no_decay';
+FROM schedule s
+JOIN lnf_w p ON s.owner = 'aux_no_decay'
+JOIN lnf_w_state v USING (e);
 
 -- qk_max: largest logit of each head, over all micro-batches, before the update
 SELECT * FROM (

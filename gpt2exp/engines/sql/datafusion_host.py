@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpt2exp.engines.sql.arrays import Columns
-from gpt2exp.engines.sql.hosts import Deadline, arrow, library, numpy_columns, ours
+from gpt2exp.engines.sql.chains import Chain, Fill, fill
+from gpt2exp.engines.sql.hosts import RESERVED, Deadline, arrow, library, numpy_columns, ours
+from gpt2exp.engines.sql.live_tables import Session
 from gpt2exp.engines.sql.replay import Program
 from gpt2exp.engines.sql.statement import Statement
-from gpt2exp.engines.sql.unions import OrderedUnions, register
+from gpt2exp.engines.sql.unions import ordered
 from gpt2exp.engines.sql.update import Step
 
 
@@ -23,71 +25,65 @@ class DataFusionHost:
     name = "datafusion"
 
     def __init__(self, deadline: Deadline) -> None:
-        datafusion = library("datafusion")
         self.deadline = deadline
-        config = datafusion.SessionConfig().with_information_schema(True).with_target_partitions(1)
-        self.context = datafusion.SessionContext(config)
-        self.backend = recording_backend(self.context, deadline)
-        self._schemas: dict[str, Any] = {}
+        self.session = Session()
+        self.context = self.session.context
+        self.backend = recording_backend(self.session, deadline)
+        self._tables: dict[str, Any] = {}
+        self._chains: dict[Any, Chain] = {}
 
     def load(self, table: str, keys: Sequence[str], columns: Columns) -> None:
-        """One batch in the order given."""
+        """A table with the same columns gets other rows, in the order given: plans that read it stay."""
         with ours(self.name, table, f"load {table}"):
-            self._register(table, arrow(columns))
+            rows, known = arrow(columns), self._tables.get(table)
+            if known is not None and known.schema.equals(rows.schema):
+                known.rows = rows
+            else:
+                self._tables[table] = self.session.put(table, rows)
+                self._chains.clear()
 
     def store(self, step: Step) -> None:
-        """The rows are computed, ordered by the keys, and registered in place of the old ones."""
-        order = f"\nORDER BY {', '.join(step.keys)}" if step.keys else ""
-        rows = self._rows(f"SELECT * FROM ({step.statement.sql}){order}", step.before, step.statement.name)
-        self._register(step.statement.name, arrow(numpy_columns(rows)))
+        """The rows are computed, ordered by the keys, and take the place of the old ones."""
+        (rows,) = self._rows(step.before, step.statement.name, step.ordered)
+        self.load(step.statement.name, step.keys, numpy_columns(rows))
 
     def fetch(self, select: str, before: Sequence[Statement] = ()) -> Columns:
-        """Plans are made anew: they hold on to the tables they were made for."""
-        return numpy_columns(self._rows(select, before, before[-1].name if before else "asked for"))
+        """Planned once, but for what reads tables that come and go."""
+        (rows,) = self._rows(before, before[-1].name if before else "asked for", select)
+        return numpy_columns(rows)
 
     def replay(self, program: Program) -> list[Columns]:
         """Steps become tables again, as they did when the library ran them."""
-        with ours(self.name, program.reads[-1].statement.name, "a captured program"):
-            for name, plan in program.steps:
-                self.backend.materialize(name, plan)
-            found = [self._rows(read.ordered, (), read.statement.name) for read in program.reads]
-            for name, _ in program.steps:
-                self.backend.drop_table(name)
-        return [numpy_columns(rows.select(["value"])) for rows in found]
+        if program not in self._chains:
+            fills = [part for name, plan in program.steps for part in ordered(name, plan)]
+            reads = [Fill(read.statement.name, (read.ordered,)) for read in program.reads]
+            self._chains[program] = Chain(self.session, self.deadline, fills, reads)
+        return [numpy_columns(rows.select(["value"])) for rows in self._chains[program].run()]
 
     def schemas(self, names: Sequence[str]) -> Any:
         """Columns and types of the tables."""
-        return [self._schemas[name] for name in names]
+        return [tuple((field.name, str(field.type)) for field in self._tables[name].schema) for name in names]
 
     def close(self) -> None:
         """Drop every table."""
-        for table in self._schemas:
-            self.context.deregister_table(table)
+        self._chains.clear()
+        for table in self._tables:
+            self.session.drop(table)
 
-    def _rows(self, select: str, before: Sequence[Statement], table: str) -> Any:
-        try:
-            for statement in before:
-                with ours(self.name, statement.name, statement.sql):
-                    register(self.context, statement.name, self._run(statement.sql))
-            with ours(self.name, table, select):
-                return self._run(select)
-        finally:
-            for statement in before:
-                self.context.deregister_table(statement.name)
-
-    def _run(self, sql: str) -> Any:
-        self.deadline.check()
-        return self.context.sql(sql).to_arrow_table()
-
-    def _register(self, table: str, rows: Any) -> None:
-        self._schemas[table] = tuple((field.name, str(field.type)) for field in rows.schema)
-        register(self.context, table, rows)
+    def _rows(self, before: Sequence[Statement], name: str, select: str) -> list[Any]:
+        key = (tuple(before), select)
+        chain = self._chains.get(key)
+        if chain is None:
+            fills = [fill(statement) for statement in before]
+            chain = Chain(self.session, self.deadline, fills, [Fill(name, (select,))])
+            if RESERVED not in select:
+                self._chains[key] = chain
+        return chain.run()
 
 
-def recording_backend(context: Any, deadline: Deadline) -> Any:
+def recording_backend(session: Session, deadline: Deadline) -> Any:
     """The gradient library's own backend, which remembers the steps it ran."""
     base: Any = library("ddxdb.ad").DataFusionBackend
-    ordered = OrderedUnions(context)
 
     class Recording(base):  # type: ignore[misc]
         """`steps` are those run since it was last cleared."""
@@ -95,14 +91,13 @@ def recording_backend(context: Any, deadline: Deadline) -> Any:
         steps: list[tuple[str, bytes]]
 
         def materialize(self, name: str, plan: bytes) -> None:
-            deadline.check()
-            queries = ordered.queries(plan)
-            if queries:
-                register(context, name, ordered.rows(queries))
-            else:
-                super().materialize(name, plan)
+            (rows,) = Chain(session, deadline, ordered(name, plan)[:-1], ordered(name, plan)[-1:]).run()
+            session.put(name, rows)
             self.steps.append((name, plan))
 
-    backend = Recording(context)
+        def drop_table(self, name: str) -> None:
+            session.drop(name)
+
+    backend = Recording(session.context)
     backend.steps = []
     return backend

@@ -11,13 +11,11 @@ from typing import Any
 
 from gpt2exp.engines.sql.arrays import Columns
 from gpt2exp.engines.sql.duckdb_backend import DuckDBBackend
-from gpt2exp.engines.sql.hosts import Deadline, arrow, library, numpy_columns, ours
+from gpt2exp.engines.sql.hosts import RESERVED, Deadline, arrow, library, numpy_columns, ours
 from gpt2exp.engines.sql.replay import Program
 from gpt2exp.engines.sql.statement import Statement, with_tables
 from gpt2exp.engines.sql.update import Step
 
-RESERVED = "__ddx_"
-"""Tables of the gradient library: they come and go."""
 DISABLED = ("join_order", "build_side_probe_side", "statistics_propagation", "compressed_materialization")
 """Optimizers of DuckDB. The first two choose by sizes: without them rows are added up in an order that follows from
 the query alone, so that a query over tables and the same over common table expressions agree to the bit. The others

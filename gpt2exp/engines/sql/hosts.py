@@ -22,6 +22,8 @@ from gpt2exp.errors import Gpt2ExpError, RefusedError, StoppedError
 LIBRARIES = ("ddxdb", "datafusion", "duckdb", "pyarrow")
 WORKERS = "TOKIO_WORKER_THREADS"
 """How many threads DataFusion's runtime starts when a process first uses it: time, not bits, depends on it."""
+RESERVED = "__ddx_"
+"""What the names of the gradient library's tables begin with: they come and go."""
 SHOWN = 300
 """Characters of a statement in a message."""
 

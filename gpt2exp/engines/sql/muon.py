@@ -82,17 +82,17 @@ def muon(group: TableGroup, rule: MuonRule) -> Iterator[Step]:
 def momentum(group: TableGroup, table: Table, recipe: MuonRecipe) -> Statement:
     """The buffer: mu b + g, or the moving average mu b + (1 - mu) g."""
     new = f"{double(recipe.momentum)} * v.momentum_buffer + {share(recipe)}{group.gradient}"
-    select = f"SELECT {table.keys}, {new} AS momentum_buffer\nFROM {table.state} v"
+    select = f"SELECT {table.keys}, {new} AS momentum_buffer\nFROM {group.clip}{table.state} v"
     return statement(table.state, f"momentum of {table.name}", select, group.join(table))
 
 
 def direction(group: TableGroup, table: Table, place: Placement, recipe: MuonRecipe) -> str:
     """What is orthogonalized: the buffer, or with Nesterov the gradient and mu times the buffer."""
-    value = "p.momentum_buffer"
-    if recipe.nesterov:
-        value = f"{share(recipe)}{group.gradient} + {double(recipe.momentum)} * p.momentum_buffer"
-    select = f"SELECT {place.mat} AS mat, {place.r} AS r, {place.k} AS k, {value} AS x\nFROM {table.state} p"
-    return f"{select}\n{group.join(table)}" if recipe.nesterov else select
+    select = f"SELECT {place.mat} AS mat, {place.r} AS r, {place.k} AS k,"
+    if not recipe.nesterov:
+        return f"{select} p.momentum_buffer AS x\nFROM {table.state} p"
+    value = f"{share(recipe)}{group.gradient} + {double(recipe.momentum)} * p.momentum_buffer"
+    return f"{select} {value} AS x\nFROM {group.clip}{table.state} p\n{group.join(table)}"
 
 
 def share(recipe: MuonRecipe) -> str:
@@ -176,8 +176,8 @@ def weights(group: TableGroup, table: Table, place: Placement, rule: MuonRule) -
         f"{table.name} after Muon: along the orthogonalized direction",
         f"""
         SELECT {columns("p", table.dims)}, p.w * s.keep - s.lr * {double(rule.scale_of(place.shape))} * u.x AS w
-        FROM {table.name} p
+        FROM schedule s
+        JOIN {table.name} p ON s.owner = '{group.name}'
         JOIN {group.name}_orthogonal u ON u.mat = {place.mat} AND u.r = {place.r} AND u.k = {place.k}
-        JOIN schedule s ON s.owner = '{group.name}'
         """,
     )

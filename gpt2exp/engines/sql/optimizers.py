@@ -32,16 +32,16 @@ def adamw(group: TableGroup, rule: AdamWRule) -> Iterator[Step]:
             SELECT {table.keys},
                    {double(beta1)} * v.exp_avg + {double(1 - beta1)} * {group.gradient} AS exp_avg,
                    {double(beta2)} * v.exp_avg_sq + {double(1 - beta2)} * power({group.gradient}, 2) AS exp_avg_sq
-            FROM {table.state} v
+            FROM {group.clip}{table.state} v
             """
         yield Step(statement(table.state, f"moments of {table.name}", select, group.join(table)), table.dims)
         select = f"""
             SELECT {table.keys},
                    {decayed} - s.step_size * v.exp_avg
                        / (sqrt(v.exp_avg_sq) / s.second_moment_scale + {double(rule.eps)}) AS w
-            FROM {table.name} p
+            FROM schedule s
+            JOIN {table.name} p ON s.owner = '{group.name}'
             JOIN {table.state} v USING ({table.keys})
-            JOIN schedule s ON s.owner = '{group.name}'
             """
         how = "AdamW with decoupled weight decay" if rule.weight_decay else "AdamW"
         yield Step(statement(table.name, f"{table.name} after {how}", select), table.dims)
@@ -59,14 +59,14 @@ def sgd(group: TableGroup, rule: SGDRule) -> Iterator[Step]:
         if rule.momentum:
             buffer = f"""
                 SELECT {table.keys}, {double(rule.momentum)} * v.momentum_buffer + {gradient} AS momentum_buffer
-                FROM {table.name} p
+                FROM {group.clip}{table.name} p
                 """
             text = statement(table.state, f"momentum of {table.name}", buffer, state + group.join(table))
             yield Step(text, table.dims)
         select = f"""
             SELECT {table.keys}, p.w - s.lr * ({direction}) AS w
-            FROM {table.name} p
-            JOIN schedule s ON s.owner = '{group.name}'
+            FROM {group.clip}schedule s
+            JOIN {table.name} p ON s.owner = '{group.name}'
             """
         text = statement(table.name, f"{table.name} after a step of SGD", select, state + group.join(table))
         yield Step(text, table.dims)

@@ -86,8 +86,18 @@ class Gradients:
             reads = (loss, *map(with_text, steps, rewritten.statements))
             found = [host.fetch(read.ordered) for read in reads]
             if self.enabled and self.runs >= CAPTURED_AT:
-                self.captured = Program(tuple(host.backend.steps), reads)
+                self.captured = Program(needed(host.backend.steps, reads), reads)
         return found
+
+
+def needed(steps: Sequence[tuple[str, bytes]], reads: Sequence[Step]) -> tuple[tuple[str, bytes], ...]:
+    """The steps that `reads` read, or that these read; the others only told the library what columns look like."""
+    kept: list[tuple[str, bytes]] = []
+    for name, plan in reversed(steps):
+        read = any(name in step.statement.sql for step in reads)
+        if read or any(name.encode() in later for _, later in kept):
+            kept.append((name, plan))
+    return tuple(reversed(kept))
 
 
 def with_text(step: Step, sql: str) -> Step:

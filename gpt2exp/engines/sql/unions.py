@@ -1,80 +1,60 @@
-"""Runs DataFusion plans so that sums over a UNION ALL are added up in the order of its parts.
+"""Takes DataFusion plans apart so that sums over a UNION ALL are added up in the order of its parts.
 
 DataFusion computes the parts as tasks of a thread pool and takes rows as they come; what is added up over them, such as
-the gradient of a tensor with three uses, differs in its last bits from call to call. Here every part is computed on
+the gradient of a tensor with three uses, differs in its last bits from call to call. Here every part is a query of
 its own, the parts are laid one behind the other in a table, and the rest of the plan reads that table.
+
+A product of many rows with one row has the one row first: DataFusion goes through the left side row by row.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
+from gpt2exp.engines.sql.chains import Fill
 from gpt2exp.engines.sql.hosts import library
 
 UNION = " UNION ALL "
+CROSS = " CROSS JOIN "
+"""In a gradient's program: with a table of one row, which the library writes last."""
+ROW_LAST = re.compile(rf"(\S+ AS t\d+){CROSS}(\S+ AS t\d+)")
 OVER_UNION = re.compile(rf"(SELECT .* FROM )\((.*?{UNION}.*)\)( AS \w+)", re.DOTALL)
 NAME = re.compile(r"__ddx_q\d+")
 
 
-class OrderedUnions:
-    """Computes plans of one session; `texts` keeps a plan's queries, since the same plans come every step."""
-
-    def __init__(self, context: Any) -> None:
-        self.context = context
-        self.texts: dict[bytes, list[tuple[str, str]]] = {}
-        self._to_sql = library("ddxdb._ddxdb").to_sql
-        self._concat = library("pyarrow").concat_tables
-
-    def queries(self, plan: bytes) -> list[tuple[str, str]]:
-        """The plan's named parts in order, the query itself last (without a name); empty without a UNION ALL."""
-        if plan not in self.texts:
-            sql = self._to_sql(plan, "datafusion")
-            self.texts[plan] = list(named_parts(sql)) if UNION in sql else []
-        return self.texts[plan]
-
-    def rows(self, queries: list[tuple[str, str]]) -> Any:
-        """The rows of a plan as an Arrow table."""
-        known: dict[str, str] = {}
-        unions: list[str] = []
-        try:
-            for name, body in queries[:-1]:
-                known[name] = body
-                if UNION in body:
-                    unions.append(f"__ddx_union_{len(unions)}")
-                    known[name] = self._laid_out(body, known, unions[-1])
-            return self._run(queries[-1][1], known)
-        finally:
-            for table in unions:
-                self.context.deregister_table(table)
-
-    def _laid_out(self, body: str, known: dict[str, str], table: str) -> str:
-        match = OVER_UNION.fullmatch(body)
-        assert match is not None, f"a UNION ALL of an unknown form: {body}"
-        parts = [self._run(part, known) for part in match[2].split(UNION)]
-        register(self.context, table, self._concat([part.cast(parts[0].schema) for part in parts]))
-        return f"{match[1]}{table}{match[3]}"
-
-    def _run(self, select: str, known: dict[str, str]) -> Any:
-        needed = needs(select, known)
-        parts = ", ".join(f"{name} AS ({body})" for name, body in known.items() if name in needed)
-        return self.context.sql(f"WITH {parts} {select}" if parts else select).to_arrow_table()
+@lru_cache(maxsize=1024)
+def ordered(name: str, plan: bytes) -> tuple[Fill, ...]:
+    """What fills table `name` with the rows of a plan of the gradient library: the plan, or its parts and the rest."""
+    sql = library("ddxdb._ddxdb").to_sql(plan, "datafusion")
+    if UNION not in sql and CROSS not in sql:
+        return (Fill(name, (plan,)),)
+    return tuple(taken_apart(name, ROW_LAST.sub(rf"\2{CROSS}\1", sql)))
 
 
-def register(context: Any, table: str, rows: Any) -> None:
-    """An Arrow table as one batch, in place of a table of that name."""
-    batches = rows.combine_chunks().to_batches()
-    context.deregister_table(table)
-    context.register_record_batches(table, [batches or [empty(rows.schema)]])
+def taken_apart(name: str, sql: str) -> Iterator[Fill]:
+    """A fill for each UNION ALL, then one for the rest."""
+    known: dict[str, str] = {}
+    for number, (part, body) in enumerate(named_parts(sql)):
+        if UNION in body:
+            match = OVER_UNION.fullmatch(body)
+            assert match is not None, f"a UNION ALL of an unknown form: {body}"
+            table = f"{name}_union_{number}"
+            yield Fill(table, tuple(complete(query, known) for query in match[2].split(UNION)))
+            body = f"{match[1]}{table}{match[3]}"
+        known[part] = body
+    yield Fill(name, (complete(known.pop(""), known),))
 
 
-def empty(schema: Any) -> Any:
-    """A batch without rows."""
-    return library("pyarrow").RecordBatch.from_pylist([], schema=schema)
+def complete(select: str, known: Mapping[str, str]) -> str:
+    """The query with the named parts that it needs."""
+    needed = needs(select, known)
+    parts = ", ".join(f"{name} AS ({body})" for name, body in known.items() if name in needed)
+    return f"WITH {parts} {select}" if parts else select
 
 
-def needs(select: str, known: dict[str, str]) -> set[str]:
+def needs(select: str, known: Mapping[str, str]) -> set[str]:
     """Names that a query reads, and those that these read."""
     found: set[str] = set()
     open_names = set(NAME.findall(select))

@@ -44,10 +44,14 @@ class TableGroup:
         """A gradient, clipped where the clip covers this group; of the tables that `join` names."""
         return "g.g * n.coef" if self.clipped else "g.g"
 
+    @property
+    def clip(self) -> str:
+        """What a statement with a gradient reads first; DataFusion is slow at a large table times a row after it."""
+        return "clip n CROSS JOIN " if self.clipped else ""
+
     def join(self, table: Table) -> str:
         """What a statement over the weights or the state of a table joins to have its gradient."""
-        clip = "\nCROSS JOIN clip n" if self.clipped else ""
-        return f"JOIN {table.grad} g USING ({table.keys}){clip}"
+        return f"JOIN {table.grad} g USING ({table.keys})"
 
 
 def by_tables(group: OwnedGroup, tables: Sequence[Table], clipped: bool) -> TableGroup:
