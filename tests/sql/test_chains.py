@@ -105,22 +105,22 @@ def test_other_columns_under_a_known_name_are_planned_anew():
 
 def test_parts_of_a_union_are_laid_out_in_order():
     sql = (
-        "WITH __ddx_q0 AS (SELECT i AS c0, x AS c1 FROM a), __ddx_q1 AS (SELECT t0.c0 AS c0, sum(t0.c1) AS c1 FROM "
-        "(SELECT c0, c1 FROM __ddx_q0 UNION ALL SELECT c0 + 10, c1 FROM __ddx_q0) AS t0 GROUP BY t0.c0) "
-        'SELECT c0 AS "i", c1 AS "x" FROM __ddx_q1'
+        "WITH __ddx_q0 AS (SELECT i AS c0, x AS c1 FROM a), "
+        "__ddx_q1 AS (SELECT t0.c0 AS c0, t0.c1 AS c1 FROM "
+        "(SELECT c0, c1 FROM __ddx_q0 UNION ALL SELECT c0 + 1, c1 FROM __ddx_q0) AS t0) "
+        'SELECT t1.c0 AS "i", sum(t1.c1) AS "x" FROM __ddx_q1 AS t1 GROUP BY t1.c0'
     )
     *fills, last = taken_apart("g", sql)
     assert [(fill.name, len(fill.queries)) for fill in fills] == [("g_union_1", 2)] and last.name == "g"
     session = Session()
     session.put("a", numbers(1, 2))
     (found,) = Chain(session, Deadline(), fills, [last]).run()
-    assert dict(zip(column(found, "i"), column(found), strict=True)) == {0: 1, 1: 2, 10: 1, 11: 2}
+    assert dict(zip(column(found, "i"), column(found), strict=True)) == {0: 1, 1: 3, 2: 2}
 
 
 def test_a_product_with_one_row_has_the_row_first(monkeypatch):
-    sql = (
-        "WITH __ddx_q0 AS (SELECT t0.x AS c0, t1.x AS c1 FROM many AS t0 CROSS JOIN one AS t1) SELECT c0 FROM __ddx_q0"
-    )
+    product = "SELECT t0.x AS c0, t1.x AS c1 FROM many AS t0 CROSS JOIN one AS t1"
+    sql = f"WITH __ddx_q0 AS ({product}) SELECT c0 FROM __ddx_q0"
     monkeypatch.setattr("ddxdb._ddxdb.to_sql", lambda plan, dialect: sql)
     (fill,) = ordered("product", b"a plan of this test")
     assert "FROM one AS t1 CROSS JOIN many AS t0" in fill.queries[0]
