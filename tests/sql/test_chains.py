@@ -107,7 +107,7 @@ def test_parts_of_a_union_are_laid_out_in_order():
     sql = (
         "WITH __ddx_q0 AS (SELECT i AS c0, x AS c1 FROM a), "
         "__ddx_q1 AS (SELECT t0.c0 AS c0, t0.c1 AS c1 FROM "
-        "(SELECT c0, c1 FROM __ddx_q0 UNION ALL SELECT c0 + 1, c1 FROM __ddx_q0) AS t0) "
+        "(SELECT c0, c1 FROM __ddx_q0 UNION ALL SELECT c0 + 1 AS c0, c1 FROM __ddx_q0) AS t0) "
         'SELECT t1.c0 AS "i", sum(t1.c1) AS "x" FROM __ddx_q1 AS t1 GROUP BY t1.c0'
     )
     *fills, last = taken_apart("g", sql)
