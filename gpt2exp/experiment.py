@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2exp import rundir
 from gpt2exp.config import Config, Preflight
-from gpt2exp.errors import Gpt2ExpError, NumericalError, StoppedError, StorageError
+from gpt2exp.errors import Gpt2ExpError, NumericalError, RefusedError, StoppedError, StorageError
 from gpt2exp.identity import Identity, identify
 from gpt2exp.rundir import RunDirectory, Status
 
@@ -153,6 +153,9 @@ def recording(directory: RunDirectory) -> Iterator[None]:
     except KeyboardInterrupt:
         directory.set_status(Status.stopped, "interrupted twice: the newest checkpoint stands")
         raise
+    except RefusedError as error:
+        _try_status(directory, str(error))
+        raise RefusedError(f"{error}; the newest checkpoint stands: gpt2exp resume {directory.path}") from error
     except (NumericalError, StorageError) as error:
         _try_status(directory, str(error))
         raise

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,10 @@ import pytest
 pytest.importorskip("ddxdb")
 
 from both import HOSTS
+
+from gpt2exp.engines.sql.engine import SqlEngine
+from gpt2exp.engines.sql.hosts import build_host
+from gpt2exp.errors import RefusedError, StoppedError
 
 pytestmark = pytest.mark.sql
 
@@ -22,6 +30,14 @@ RUN = [
 ]  # fmt: skip
 FILES = ("metrics.jsonl", "evaluations.jsonl", "checkpoints/step_000006/weights.safetensors",
          "checkpoints/step_000006/slots.safetensors", "spectra/step_000006.npz")  # fmt: skip
+
+
+@pytest.fixture
+def duckdb(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    host = build_host("duckdb")
+    yield host
+    host.close()
 
 
 def record(run: Path) -> dict:
@@ -73,6 +89,63 @@ def test_the_limit_can_be_moved(cli):
 def test_an_update_that_takes_too_long_ends_the_attempt(cli):
     done = cli(MODEL, *RUN, "hardware=duckdb", "hardware.step_deadline_seconds=1e-6", "hydra.run.dir=slow")
     assert done.status == 4 and "hardware.step_deadline_seconds=1e-06" in done.problems[-1]
+
+
+def test_a_statement_that_takes_too_long_is_interrupted(duckdb):
+    duckdb.deadline.seconds = 0.3
+    duckdb.deadline.start()
+    started = time.monotonic()
+    with pytest.raises(StoppedError, match=r"hardware\.step_deadline_seconds=0\.3"):
+        duckdb.fetch("SELECT SUM(a.range * b.range) AS x FROM range(10000000) a, range(10000000) b")
+    assert time.monotonic() - started < 20
+    duckdb.deadline.start()
+    assert duckdb.fetch("SELECT 1 AS x")["x"].tolist() == [1]
+
+
+def test_memory_that_is_not_there_is_one_line_and_nothing_is_written(duckdb):
+    duckdb.connection.execute("SET memory_limit = '20MB'")
+    with pytest.raises(RefusedError, match="duckdb failed at table asked for: Out of Memory Error") as caught:
+        duckdb.fetch("SELECT list(range) AS x FROM range(100000000)")
+    assert "\n" not in str(caught.value) and list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_database_that_fails_in_a_run_loses_nothing(cli, host, monkeypatch):
+    assert cli(MODEL, *RUN, f"hardware={host}", "hydra.run.dir=whole").status == 0
+    updates = count(1)
+    plain = SqlEngine.update
+
+    def failing(engine, *arguments):
+        if next(updates) == 4:
+            engine.host.close()
+        plain(engine, *arguments)
+
+    monkeypatch.setattr(SqlEngine, "update", failing)
+    done = cli(MODEL, *RUN, f"hardware={host}", "hydra.run.dir=half")
+    (line,) = done.problems
+    assert done.status == 3 and f"{host} failed at table" in line and line.endswith("/half"), line
+    assert "; the newest checkpoint stands: gpt2exp resume " in line
+    assert record(Path("half"))["status"] == "failed"
+    monkeypatch.undo()
+    assert cli("resume", "half").status == 0
+    for name in FILES:
+        assert (Path("half") / name).read_bytes() == (Path("whole") / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_process_killed_with_its_database_continues_to_the_same_bits(cli, host):
+    """The database lives in the process of the run: whatever kills one kills both."""
+    assert cli(MODEL, *RUN, f"hardware={host}", "hydra.run.dir=whole").status == 0
+    command = [sys.executable, "-m", "gpt2exp.main", MODEL, *RUN, f"hardware={host}", "hydra.run.dir=half"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while not Path("half/checkpoints/step_000002/manifest.json").exists():
+            assert run.poll() is None, "it ended before its first checkpoint"
+            time.sleep(0.02)
+        run.kill()
+    assert record(Path("half"))["status"] == "running"
+    assert cli("resume", "half").status == 0
+    for name in FILES:
+        assert (Path("half") / name).read_bytes() == (Path("whole") / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(

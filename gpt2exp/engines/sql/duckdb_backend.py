@@ -65,8 +65,8 @@ class DuckDBBackend:
 
     def materialize(self, name: str, plan: bytes) -> None:
         """Run a step; its table lives until the program is released."""
-        self.deadline.check()
-        self.connection.execute(f'CREATE OR REPLACE TEMP TABLE "{name}" AS {self._to_sql(plan, "duckdb")}')
+        with self.deadline.interrupting(self.connection.interrupt):
+            self.connection.execute(f'CREATE OR REPLACE TEMP TABLE "{name}" AS {self._to_sql(plan, "duckdb")}')
         described = self.connection.execute(f'DESCRIBE "{name}"').fetchall()
         self._mirror(name, tuple((row[0], row[1]) for row in described))
         self.steps.append((name, plan))

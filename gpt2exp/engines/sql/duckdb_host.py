@@ -6,7 +6,8 @@ producer plans each query on a mirror of the schemas, without rows, and the libr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gpt2exp.engines.sql.arrays import Columns
@@ -27,6 +28,7 @@ SETTINGS = (
     f"SET disabled_optimizers = '{','.join(DISABLED)}'",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
+    "SET temp_directory = ''",
 )
 
 
@@ -63,9 +65,8 @@ class DuckDBHost:
 
     def store(self, step: Step) -> None:
         """In place: rows stay where they are, whatever the query's order."""
-        self.deadline.check()
         table, sql = step.statement.name, with_tables(step.before, step.statement.sql)
-        with ours(self.name, table, step.statement.sql):
+        with self._running(table, step.statement.sql):
             if table in self._rows:
                 values = [name for name, _ in self.backend.schema(table) if name not in step.keys]
                 refilled = self._execute(refill(table, step.keys, values, sql)).fetchone()
@@ -77,18 +78,16 @@ class DuckDBHost:
 
     def fetch(self, select: str, before: Sequence[Statement] = ()) -> Columns:
         """Prepared once, but for what reads tables that come and go."""
-        self.deadline.check()
         sql = with_tables(before, select)
-        with ours(self.name, before[-1].name if before else "asked for", select):
+        with self._running(before[-1].name if before else "asked for", select):
             found = self.connection.execute(sql) if RESERVED in sql else self._execute(sql)
             return numpy_columns(found.to_arrow_table())
 
     def replay(self, program: Program) -> list[Columns]:
         """The whole program as one prepared query: its steps are common table expressions."""
-        self.deadline.check()
         if self._query is None or self._query[0] is not program:
             self._query = (program, one_query(program))
-        with ours(self.name, program.reads[-1].statement.name, "a captured program"):
+        with self._running(program.reads[-1].statement.name, "a captured program"):
             found = numpy_columns(self._execute(self._query[1]).to_arrow_table())
         numbers = found.pop("n")
         return [{"value": found["value"][numbers == n]} for n in range(len(program.reads))]
@@ -100,6 +99,12 @@ class DuckDBHost:
     def close(self) -> None:
         """End the connection; its tables go with it."""
         self.connection.close()
+
+    @contextmanager
+    def _running(self, table: str, sql: str) -> Iterator[None]:
+        """A statement inside is named when it fails, and interrupted when the time is over."""
+        with ours(self.name, table, sql), self.deadline.interrupting(self.connection.interrupt):
+            yield
 
     def _created(self, table: str, rows: int) -> None:
         self._rows[table] = rows

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -64,7 +65,7 @@ class Host(Protocol):
 
 @dataclass
 class Deadline:
-    """Seconds that one update may take; None: as many as it wants. Checked between statements."""
+    """Seconds that one update may take; None: as many as it wants. Checked between statements, or inside one."""
 
     seconds: float | None = None
     started: float = 0.0
@@ -81,6 +82,28 @@ class Deadline:
         """
         if self.seconds is not None and time.monotonic() - self.started > self.seconds:
             raise StoppedError(f"an update took longer than hardware.step_deadline_seconds={self.seconds:g}")
+
+    @contextmanager
+    def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Run a statement that `interrupt`, called from another thread, makes fail.
+
+        Raises:
+            StoppedError: the time is over, before the statement or inside it.
+        """
+        self.check()
+        if self.seconds is None:
+            yield
+            return
+        timer = threading.Timer(self.started + self.seconds - time.monotonic(), interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
+        finally:
+            timer.cancel()
 
 
 def library(name: str) -> Any:
