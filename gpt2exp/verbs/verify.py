@@ -10,7 +10,8 @@ executor that takes its decisions on the device, as accelerators do, is compared
 
 Without overrides: model=tiny, synthetic tokens, six steps of MuonClip with so low a threshold that heads are clipped,
 plain Newton-Schulz, fp32. The learning rate's factor varies from step to step and is 0 once, whatever the schedule.
-Every group and key can be set as for training; schedule.num_steps sets the steps. Writes nothing.
+Every group and key can be set as for training; schedule.num_steps sets the steps. A preset's model, optimizer and
+schedule are used, its corpus only with data=. Writes nothing.
 
 upstream: trains GPT-2 (124M, 10 steps) twice on the same small shards, seed and thread count, each in a process of
 its own: with karpathy/llm.c's train_gpt2.py as it is, and with gpt2exp preset=upstream_parity. Prints losses,
@@ -56,6 +57,13 @@ DEFAULTS = {
     "tracking": ("tracking=off",),
 }
 """By group, for those that are not chosen. With this weight decay two scalars of a step are equal once."""
+BESIDE_A_PRESET = {
+    "data": DEFAULTS["data"],
+    "evaluation": ("evaluation=off", "evaluation.every=null"),
+    "tracking": ("tracking=off", "tracking.every=null"),
+}
+"""A preset chooses the model, the optimizer and the schedule, and it may set keys of the other groups, which count for
+more than a group's option; still no corpus is read that nobody named."""
 SQL_DEFAULTS = {
     **DEFAULTS,
     "model": ("model=nanogpt_mini",),
@@ -121,7 +129,7 @@ def configuration(overrides: Sequence[str]) -> Config:
     given = parse(overrides).overrides
     keys = {text.partition("=")[0] for text in given}
     sql = any(text.removeprefix("hardware=") == kind for text in given for kind in ENGINES if ENGINES[kind].sql)
-    groups = SQL_DEFAULTS if sql else DEFAULTS
+    groups = BESIDE_A_PRESET if "preset" in keys else SQL_DEFAULTS if sql else DEFAULTS
     defaults = [text for group, texts in groups.items() if group not in keys for text in texts]
     cfg = compose([*defaults, *ALWAYS, *given])
     if cfg.precision is Precision.bf16 and keys.isdisjoint(("precision", "hardware.default_precision")):

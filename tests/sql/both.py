@@ -26,6 +26,7 @@ MINI = (
 )  # fmt: skip
 SYNTHETIC = ("data=synthetic", "data.train_tokens=4096", "data.val_tokens=1025")
 SGD = ("optimizer=sgd", "optimizer.lr=0.5", "optimizer.max_grad_norm=0")
+"""As preset=nanogpt_mini_sgd has it."""
 ADAMW = ("optimizer=nanogpt_adamw",)
 MUON = ("optimizer=muon",)
 MUONCLIP = ("optimizer=muonclip", "optimizer.qk_clip_threshold=0.002")

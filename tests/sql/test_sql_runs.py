@@ -71,6 +71,21 @@ def test_the_databases_agree_on_a_run(cli):
     assert losses[0] == pytest.approx(losses[1], rel=1e-13)
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_mini_preset_takes_the_loss_down_in_five_steps(cli, host):
+    """Learning rate 0.5; on two executors that share no code, and on real text where it is there."""
+    text = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
+    data = [f"data.path={text}"] if text.exists() else ["data=synthetic", "data.train_tokens=4096"]
+    losses = []
+    for hardware in ("cpu", host):
+        run = ["preset=nanogpt_mini_sgd", "precision=fp64", *data, "evaluation=off", "evaluation.every=null"]
+        assert cli(*run, f"hardware={hardware}", f"hydra.run.dir={hardware}").status == 0
+        rows = Path(hardware, "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(row)["loss"] for row in rows])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-14)
+    assert len(losses[1]) == 5 and losses[1][0] == pytest.approx(4.17, abs=0.02) and losses[1][4] < losses[1][0] - 0.15
+
+
 def test_a_model_that_is_too_large_is_refused_before_anything_exists(cli):
     done = cli("hardware=duckdb", "model=gpt2", "model.source=reference", "data=synthetic")
     assert done.status == 3

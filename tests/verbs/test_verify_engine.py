@@ -12,7 +12,7 @@ import pytest
 from quick import quickly
 
 from gpt2exp import assembly
-from gpt2exp.config import Precision
+from gpt2exp.config import Precision, shipped
 from gpt2exp.engines.base import QKRecord
 from gpt2exp.engines.tolerances import EQUAL, FP32, Bound, Measure, tolerances
 from gpt2exp.errors import ConfigError
@@ -379,6 +379,14 @@ def test_defaults_give_way_to_every_choice():
     assert configured("optimizer.qk_clip_threshold=7").optimizer.qk_clip_threshold == 7
     assert configured("model=nano", "hardware.micro_batch_size=4").hardware.micro_batch_size == 4
     assert configured("data=text", "data.paths=[x.txt]").data.kind == "text"
+
+
+@pytest.mark.parametrize("preset", [file.stem for file in sorted(shipped("conf").glob("preset/*.yaml"))])
+def test_a_presets_model_optimizer_and_schedule_are_verified(preset):
+    cfg = verify.configuration(["hardware=cpu", f"preset={preset}"])
+    chosen = quickly(f"preset={preset}", "data=synthetic", "evaluation=off", "evaluation.every=null")
+    assert (cfg.model, cfg.optimizer, cfg.schedule) == (chosen.model, chosen.optimizer, chosen.schedule)
+    assert (cfg.data.kind, cfg.evaluation.every, cfg.tracking.every) == ("synthetic", None, None)
 
 
 def test_a_schedule_chosen_by_name_does_not_last_for_days():
