@@ -5,7 +5,8 @@ Usage: gpt2exp verify upstream [--keep FOLDER]  or  gpt2exp verify hardware=KIND
 hardware=KIND: makes the same updates with that engine and with torch on the CPU, in the same precision, from the same
 seed and tokens, and prints table by table how far they are apart: gradients of an accumulated update, then for each
 step loss, gradient norm, clip coefficient, largest attention logits, clipped heads, gating, compilations, every weight
-and every optimizer slot, and an evaluation before and after. hardware=cpu is that reference itself: there, the
+and every optimizer slot, and an evaluation before and after. Of a database, gradients are compared at every step too,
+and weights, slots and gradients are shown for each of its tables. hardware=cpu is that reference itself: there, the
 executor that takes its decisions on the device, as accelerators do, is compared with it.
 
 Without overrides: model=tiny, synthetic tokens, six steps of MuonClip with so low a threshold that heads are clipped,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -52,7 +53,7 @@ class Row:
     """One comparison: a quantity after `step` (0: before the first update), largest differences over its parts.
 
     `part` is the tensor, layer or group that is furthest out; `reference` and `found` are its values where it is a
-    single number.
+    single number. `shares` are all parts' largest differences as shares of their largest magnitudes.
     """
 
     step: int
@@ -63,6 +64,7 @@ class Row:
     absolute: float
     of_largest: float
     bound: Bound
+    shares: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def measured(self) -> float:
@@ -89,7 +91,10 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Parity:
-    """Everything that was compared. `records` are the reference's, `compiles` the other engine's, one a step."""
+    """Everything that was compared. `records` are the reference's, `compiles` the other engine's, one a step.
+
+    `tables` are those of a SQL engine with the tensors that each holds; none for other engines.
+    """
 
     tolerances: Tolerances
     reference: Mapping[str, Any]
@@ -98,6 +103,7 @@ class Parity:
     records: tuple[UpdateRecord, ...]
     compiles: tuple[int, ...]
     rows: tuple[Row, ...]
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[Row]:
@@ -130,10 +136,18 @@ def verify_engine(cfg: Config, steps: int = 6) -> Parity:
     parts = assembly.assemble(on_cpu, Path.cwd())
     reference, other = cast(Verifiable, parts.engine), other or deferred(on_cpu, parts.inputs.source)
     try:
-        return compare(reference, other, work(on_cpu, parts.inputs, steps), bounds)
+        return compare(reference, other, work(on_cpu, parts.inputs, steps), bounds, tables_of(cfg))
     finally:
         reference.close()
         other.close()
+
+
+def tables_of(cfg: Config) -> dict[str, tuple[str, ...]]:
+    """A SQL engine's tables, each with the tensors that it holds; none for other engines."""
+    from gpt2exp.engines.sql.tables import tables
+    from gpt2exp.rules import ENGINES
+
+    return {table.name: table.tensors for table in tables(cfg.model)} if ENGINES[cfg.hardware.kind].sql else {}
 
 
 def on_reference(cfg: Config) -> Config:
@@ -174,14 +188,22 @@ def work(cfg: Config, inputs: assembly.Inputs, steps: int) -> Work:
     )
 
 
-def compare(reference: Verifiable, other: Verifiable, given: Work, bounds: Tolerances) -> Parity:
-    """Initial weights, one accumulated gradient, every update, and the evaluation before and after."""
+def compare(
+    reference: Verifiable,
+    other: Verifiable,
+    given: Work,
+    bounds: Tolerances,
+    tables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Parity:
+    """Initial weights, one accumulated gradient (with `tables` each one), every update, evaluation before and after."""
     rows = [row(0, "initial weights", reference.weights(), other.weights(), EQUAL)]
     first = given.windows[0]
     rows.append(row(0, "gradients", reference.gradients(first), other.gradients(first), bounds.gradient))
     rows += evaluation_rows(0, reference, other, given.evaluation, bounds)
     records, compiles = [], []
     for step, (window, factor) in enumerate(zip(given.windows, given.lr_factors, strict=True), start=1):
+        if tables:
+            rows.append(row(step, "gradients", reference.gradients(window), other.gradients(window), bounds.gradient))
         expected, _ = updated(reference, step, window, factor)
         found, compiled = updated(other, step, window, factor)
         records.append(expected)
@@ -192,7 +214,7 @@ def compare(reference: Verifiable, other: Verifiable, given: Work, bounds: Toler
     rows += evaluation_rows(len(records), reference, other, given.evaluation, bounds)
     return Parity(
         bounds, reference.executors(), other.executors(), given.lr_factors, tuple(records), tuple(compiles),
-        tuple(rows),
+        tuple(rows), tables,
     )  # fmt: skip
 
 
@@ -250,7 +272,8 @@ def row(step: int, quantity: str, reference: Arrays, found: Arrays, bound: Bound
     governing = 0 if bound.measure is Measure.absolute else 1
     part = max(names, key=lambda name: gaps[name][governing], default="")
     values = (number(reference.get(part)), number(found.get(part)))
-    return Row(step, quantity, part, *values, absolute, of_largest, bound)
+    shares = {name: share for name, (_, share) in gaps.items()}
+    return Row(step, quantity, part, *values, absolute, of_largest, bound, shares)
 
 
 def difference(reference: Array | None, found: Array | None) -> tuple[float, float]:

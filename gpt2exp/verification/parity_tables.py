@@ -19,6 +19,8 @@ REPORTED = ("loss", "grad norm", "clip coef", "QK maximum")
 """Quantities of an update that are shown with their difference."""
 OF_UPDATES = ("step", *REPORTED, "lr", "gated", "clipped heads", "compilations")
 OF_EVALUATION = ("val loss", "wrong tokens", "target tokens")
+OF_ALL = (*OF_UPDATES, *OF_EVALUATION)
+"""Quantities that are not a set of tensors."""
 NUMBER_COLUMNS = (
     "step",
     "lr factor",
@@ -64,14 +66,18 @@ def executor_lines(reference: Mapping[str, Any], other: Mapping[str, Any]) -> It
 
 def tables(parity: Parity) -> Iterator[tuple[str, Table]]:
     """Titles and tables, in the order of the work."""
-    tensors = [row for row in parity.rows if row.quantity not in (*OF_UPDATES, *OF_EVALUATION)]
+    tensors = [row for row in parity.rows if row.quantity not in OF_ALL]
     yield "tolerances", tolerance_table(parity)
     yield (
         "before the first update: weights, and gradients of one accumulated update",
         tensor_table([row for row in tensors if row.step == 0]),
     )
     yield "updates (the reference's numbers, and how far the other's are from them)", update_table(parity)
-    yield "weights and optimizer state after each update", tensor_table([row for row in tensors if row.step > 0])
+    updated = "weights and optimizer state after each update"
+    title = f"gradients before, {updated}" if parity.tables else updated
+    yield title, tensor_table([row for row in tensors if row.step > 0])
+    if parity.tables:
+        yield "the same by table and step: largest difference as a share of a tensor's largest value", by_table(parity)
     yield "evaluation before and after", evaluation_table([row for row in parity.rows if row.quantity in OF_EVALUATION])
 
 
@@ -96,6 +102,19 @@ def tensor_table(rows: Sequence[Row]) -> Table:
         for row in rows
     ]
     return table(TENSOR_COLUMNS, lines)
+
+
+def by_table(parity: Parity) -> Table:
+    """One line a table and quantity, a column a step."""
+    compared = {(row.quantity, row.step): row.shares for row in parity.rows if row.step and row.quantity not in OF_ALL}
+    steps = [record.step for record in parity.records]
+    lines = []
+    for name, tensors in parity.tables.items():
+        for quantity in dict.fromkeys(quantity for quantity, _ in compared):
+            found = [[compared[quantity, step][t] for t in tensors if t in compared[quantity, step]] for step in steps]
+            if any(found):
+                lines.append((name, quantity, *(small(max(shares)) for shares in found)))
+    return table(("table", "quantity", *map(str, steps)), lines)
 
 
 def update_table(parity: Parity) -> Table:
