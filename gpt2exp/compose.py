@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,18 @@ def register() -> None:
     """Tell Hydra's config store the schemas and the protocols. Idempotent."""
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    store.store("config_schema", schema_node(Config))
+    from gpt2exp.lazy_nodes import put
+
+    repo = ConfigStore.instance().repo
+    put(repo, "config_schema", partial(schema_node, Config))
     for group, schema in SCHEMAS.items():
-        store.store(group, schema_node(schema), group="schema")
+        put(repo, group, partial(schema_node, schema), "schema")
     for kind, optimizer in optimizers().items():
-        store.store(kind, schema_node(optimizer.recipe), group="schema/optimizer")
+        put(repo, kind, partial(schema_node, optimizer.recipe), "schema/optimizer")
     for kind, data in DATA_SCHEMAS.items():
-        store.store(kind, schema_node(data), group="schema/data")
+        put(repo, kind, partial(schema_node, data), "schema/data")
     for file in protocol_files():
-        node = OmegaConf.create(file.read_text(encoding="utf-8"))
-        store.store(file.stem, node, group="protocol", package="_global_", provider="multirun_protocols")
+        put(repo, file.stem, partial(protocol_node, file), "protocol", "_global_", "multirun_protocols")
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(4), replace=True)
 
 
@@ -69,6 +70,13 @@ def version_base() -> dict[str, str]:
 def protocol_files() -> list[Path]:
     """The shipped protocols, one YAML file each."""
     return sorted(shipped("multirun_protocols").glob("*.yaml"))
+
+
+def protocol_node(file: Path) -> DictConfig:
+    """What a protocol's file says."""
+    node = OmegaConf.create(file.read_text(encoding="utf-8"))
+    assert isinstance(node, DictConfig)
+    return node
 
 
 def schema_node(schema: type) -> DictConfig:

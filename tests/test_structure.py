@@ -31,7 +31,7 @@ ALLOWED = {
     "validate": {"config", "rules", "suggest"},
     "rules": {"config", "derived", "report.endpoints", "engines.sql.forms", *OPTIM_RECIPES},
     "identity": {"config", "derived"},
-    "compose": {"config", "validate", "suggest", "explain", *OPTIM_RECIPES},
+    "compose": {"config", "validate", "suggest", "explain", "lazy_nodes", *OPTIM_RECIPES},
     "explain": {"validate", "suggest"},
     "gate": {"config", "validate", "identity", "compose", "explain", "main", "protocol.plan", "report.publish"},
     "rundir": {"atomic", "identity"},

@@ -91,7 +91,8 @@ def recording_backend(session: Session, deadline: Deadline) -> Any:
         steps: list[tuple[str, bytes]]
 
         def materialize(self, name: str, plan: bytes) -> None:
-            (rows,) = Chain(session, deadline, ordered(name, plan)[:-1], ordered(name, plan)[-1:]).run()
+            *fills, last = ordered(name, plan)
+            (rows,) = Chain(session, deadline, fills, [last]).run()
             session.put(name, rows)
             self.steps.append((name, plan))
 
