@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from rich.console import Console
@@ -113,7 +114,7 @@ def by_table(parity: Parity) -> Table:
         for quantity in dict.fromkeys(quantity for quantity, _ in compared):
             found = [[compared[quantity, step][t] for t in tensors if t in compared[quantity, step]] for step in steps]
             if any(found):
-                lines.append((name, quantity, *(small(max(shares)) for shares in found)))
+                lines.append((name, quantity, *(small(max(shares, default=inf)) for shares in found)))
     return table(("table", "quantity", *map(str, steps)), lines)
 
 
