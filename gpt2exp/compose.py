@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,86 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gpt2exp.config import (
-    DATA_SCHEMAS,
-    Config,
-    EvaluationConfig,
-    HardwareConfig,
-    ModelConfig,
-    ScheduleConfig,
-    TrackingConfig,
-    shipped,
-)
+from gpt2exp.config import DATA_SCHEMAS, Config, shipped
 from gpt2exp.errors import ConfigError
 from gpt2exp.optim.registry import optimizers
+from gpt2exp.schemas import CONFIG_NAME, SCHEMAS, register, schema_node, version_base
 from gpt2exp.suggest import did_you_mean
 from gpt2exp.validate import entries, is_section, typed
-
-CONFIG_NAME = "config"
-
-
-@cache
-def register() -> None:
-    """Tell Hydra's config store the schemas and the protocols. Idempotent."""
-    from hydra.core.config_store import ConfigStore
-
-    from gpt2exp.lazy_nodes import put
-
-    repo = ConfigStore.instance().repo
-    put(repo, "config_schema", partial(schema_node, Config))
-    for group, schema in SCHEMAS.items():
-        put(repo, group, partial(schema_node, schema), "schema")
-    for kind, optimizer in optimizers().items():
-        put(repo, kind, partial(schema_node, optimizer.recipe), "schema/optimizer")
-    for kind, data in DATA_SCHEMAS.items():
-        put(repo, kind, partial(schema_node, data), "schema/data")
-    for file in protocol_files():
-        put(repo, file.stem, partial(protocol_node, file), "protocol", "_global_", "multirun_protocols")
-    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(4), replace=True)
-
-
-SCHEMAS = {
-    "model": ModelConfig,
-    "schedule": ScheduleConfig,
-    "hardware": HardwareConfig,
-    "evaluation": EvaluationConfig,
-    "tracking": TrackingConfig,
-}
-
-
-def version_base() -> dict[str, str]:
-    """The argument that 1.3 needs for today's behaviour, and that 1.4 warns about."""
-    from hydra import __version__
-
-    return {"version_base": "1.3"} if __version__.startswith("1.3.") else {}
-
-
-def protocol_files() -> list[Path]:
-    """The shipped protocols, one YAML file each."""
-    return sorted(shipped("multirun_protocols").glob("*.yaml"))
-
-
-def protocol_node(file: Path) -> DictConfig:
-    """What a protocol's file says."""
-    node = OmegaConf.create(file.read_text(encoding="utf-8"))
-    assert isinstance(node, DictConfig)
-    return node
-
-
-def schema_node(schema: type) -> DictConfig:
-    """A structured node of a frozen dataclass that Hydra may still write to while it composes."""
-    node = OmegaConf.structured(schema)
-    assert isinstance(node, DictConfig)
-    _unlock(node)
-    return node
-
-
-def _unlock(node: DictConfig) -> None:
-    OmegaConf.set_readonly(node, None)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig):
-            _unlock(child)
 
 
 @contextmanager

@@ -56,8 +56,8 @@ def train(command: CommandLine) -> None:
     """Hand the command line to Hydra: compose, gate, then `task` for each run."""
     import hydra
 
-    from gpt2exp.compose import CONFIG_NAME, register, version_base
     from gpt2exp.config import shipped
+    from gpt2exp.schemas import CONFIG_NAME, register, version_base
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -97,8 +97,9 @@ def refusal(command: CommandLine, error: Exception) -> Gpt2ExpError:
     """A failure of Hydra's own, before any run started, as our lines."""
     from hydra.errors import HydraException
 
-    from gpt2exp.compose import CONFIG_NAME, hydra_ready
+    from gpt2exp.compose import hydra_ready
     from gpt2exp.explain import Explainer, describe
+    from gpt2exp.schemas import CONFIG_NAME
 
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return StorageError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir or hydra.sweep.dir")

@@ -9,8 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gpt2exp.command_line import groups
-from gpt2exp.compose import CONFIG_NAME, hydra_ready
+from gpt2exp.compose import hydra_ready
 from gpt2exp.config import Config
+from gpt2exp.schemas import CONFIG_NAME
 from gpt2exp.validate import typed
 
 

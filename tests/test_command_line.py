@@ -14,9 +14,10 @@ from hydra import compose as hydra_compose
 from omegaconf import OmegaConf
 
 from gpt2exp import command_line
-from gpt2exp.compose import CONFIG_NAME, compose, hydra_ready
+from gpt2exp.compose import compose, hydra_ready
 from gpt2exp.explain import Explainer
 from gpt2exp.identity import flatten, plain
+from gpt2exp.schemas import CONFIG_NAME
 from gpt2exp.suggest import did_you_mean, nearest
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("gpt2exp")

@@ -14,9 +14,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from gpt2exp import rundir
-from gpt2exp.compose import CONFIG_NAME, hydra_ready
+from gpt2exp.compose import hydra_ready
 from gpt2exp.errors import ConfigError, NumericalError
 from gpt2exp.gate import check_multirun, planned_runs
+from gpt2exp.schemas import CONFIG_NAME
 
 
 def statuses(root: Path) -> dict[str, str]:

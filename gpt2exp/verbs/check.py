@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from gpt2exp import assembly
-from gpt2exp.compose import CONFIG_NAME, compose, hydra_ready
+from gpt2exp.compose import compose, hydra_ready
 from gpt2exp.config import Config, Design, PlanConfig
 from gpt2exp.data.windows import Window
 from gpt2exp.derived import derive, probe_tokens
@@ -24,6 +24,7 @@ from gpt2exp.effective_step import EffectiveStep, effective_steps
 from gpt2exp.errors import ConfigError
 from gpt2exp.projection import checkpoint_bytes, parameter_count, size, snapshot_bytes, tracking_bytes
 from gpt2exp.protocol.plan import Plan
+from gpt2exp.schemas import CONFIG_NAME
 from gpt2exp.spectral.backends import label
 from gpt2exp.spectral.slices import slices
 from gpt2exp.train.progress import clock

@@ -17,8 +17,9 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from gpt2exp.command_line import groups
-from gpt2exp.compose import CONFIG_NAME, hydra_ready
+from gpt2exp.compose import hydra_ready
 from gpt2exp.gate import planned_runs
+from gpt2exp.schemas import CONFIG_NAME
 
 FOLDER = Path(__file__).parent
 DEFAULT = FOLDER / "cfg_job_default.yaml"
