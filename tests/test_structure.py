@@ -294,3 +294,9 @@ def test_an_engine_without_its_form_refuses_it(monkeypatch):
     monkeypatch.setitem(rules.ENGINES, "cpu", limits)
     with pytest.raises(ConfigError, match=r"no form of optimizer 'sgd' \(has: adamw\); use hardware=cpu"):
         compose(["optimizer=sgd"])
+
+
+def test_test_files_have_names_of_their_own():
+    """Folders of tests are no packages: pytest takes two files of one name for one module, and stops."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 50 and [name for name in names if names.count(name) > 1] == []
