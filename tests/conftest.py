@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gpt2exp.config import cache_folder
+
 # Before torch is imported: two workers on two cores must not spin against each other. `gpt2exp` does the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+REAL_CACHE = cache_folder()
+"""As it is before a test gives itself another."""
+TINYSHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 TINY_RUN = (
     "model=tiny",
@@ -29,6 +35,16 @@ TINY_RUN = (
     "tracking=off",
     "hardware.threads=1",
 )
+
+
+@pytest.fixture(scope="session")
+def tinyshakespeare() -> Path:
+    """The real file, where this machine has it."""
+    cached = REAL_CACHE / "tinyshakespeare" / TINYSHAKESPEARE_SHA256 / "input.txt"
+    path = Path(os.environ.get("GPT2EXP_TINYSHAKESPEARE", cached))
+    if not path.is_file():
+        pytest.skip("no tinyshakespeare: set GPT2EXP_TINYSHAKESPEARE to its input.txt")
+    return path
 
 
 @dataclass(frozen=True)

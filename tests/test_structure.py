@@ -177,9 +177,11 @@ def test_every_function_is_annotated(file):
 
 
 def test_the_product_names_no_machine_and_nothing_outside_it():
-    for file in [*FILES, *(ROOT / "conf").rglob("*.yaml"), ROOT / "README.md", ROOT / "pyproject.toml"]:
+    mine = Path(__file__)
+    tests = [file for file in (ROOT / "tests").rglob("*.py") if file != mine]
+    for file in [*FILES, *tests, *(ROOT / "conf").rglob("*.yaml"), ROOT / "README.md", ROOT / "pyproject.toml"]:
         text = file.read_text(encoding="utf-8")
-        assert not any(word in text for word in ("/work/", "/root/", "/tmp/v", "shared/facts")), file
+        assert not any(word in text for word in ("/work/", "/root/", "/tmp/v", "shared/")), file
 
 
 SIGNSGD = '''

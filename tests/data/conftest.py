@@ -5,7 +5,6 @@ import glob
 import hashlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from gpt2exp.config import cache_folder
 
 UPSTREAM_SHA256 = "757d0cea0d48cbc4c7d7d70371f955d49cdf3a7cfb4c87701a720c2fe0905c34"
-TINYSHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 UPSTREAM_LOADER_NAMES = {"DistributedDataLoader", "_peek_data_shard", "_load_data_shard", "print0"}
 REAL_CACHE = cache_folder()
 
@@ -25,16 +23,6 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GPT2EXP_CACHE", str(folder))
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     return folder
-
-
-@pytest.fixture(scope="session")
-def tinyshakespeare() -> Path:
-    """The real file, where this machine has it."""
-    cached = REAL_CACHE / "tinyshakespeare" / TINYSHAKESPEARE_SHA256 / "input.txt"
-    path = Path(os.environ.get("GPT2EXP_TINYSHAKESPEARE", cached))
-    if not path.is_file():
-        pytest.skip("no tinyshakespeare: set GPT2EXP_TINYSHAKESPEARE to its input.txt")
-    return path
 
 
 @pytest.fixture(scope="session")

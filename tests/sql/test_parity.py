@@ -19,7 +19,6 @@ from gpt2exp.models.build import build
 pytestmark = pytest.mark.sql
 
 TESTS = Path(__file__).parent.parent
-SHAKESPEARE = TESTS.parent.parent / "shared/data/tinyshakespeare/input.txt"
 OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW, "muon": MUON, "muonclip": MUONCLIP}
 TOLERANCE = 1e-14
 
@@ -49,10 +48,8 @@ def test_five_steps_are_those_of_torch(host, optimizer):
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("optimizer", ["adamw", "muonclip"])
-def test_five_steps_on_tiny_shakespeare(host, optimizer):
-    if not SHAKESPEARE.exists():
-        pytest.skip("the corpus is not there")
-    pair = both(host, *OPTIMIZERS[optimizer], data=("data=tinyshakespeare", f"data.path={SHAKESPEARE}"))
+def test_five_steps_on_tiny_shakespeare(host, optimizer, tinyshakespeare):
+    pair = both(host, *OPTIMIZERS[optimizer], data=("data=tinyshakespeare", f"data.path={tinyshakespeare}"))
     pair.step(5)
     assert_equal(pair)
 
