@@ -44,13 +44,12 @@ class DataFusionHost:
 
     def store(self, step: Step) -> None:
         """The rows are computed, ordered by the keys, and take the place of the old ones."""
-        (rows,) = self._rows(step.before, step.statement.name, step.ordered)
+        rows = self._rows(step.before, step.statement.name, step.ordered)
         self.load(step.statement.name, step.keys, numpy_columns(rows))
 
     def fetch(self, select: str, before: Sequence[Statement] = ()) -> Columns:
         """Planned once, but for what reads tables that come and go."""
-        (rows,) = self._rows(before, before[-1].name if before else "asked for", select)
-        return numpy_columns(rows)
+        return numpy_columns(self._rows(before, before[-1].name if before else "asked for", select))
 
     def replay(self, program: Program) -> list[Columns]:
         """Steps become tables again, as they did when the library ran them."""
@@ -70,7 +69,7 @@ class DataFusionHost:
         for table in self._tables:
             self.session.drop(table)
 
-    def _rows(self, before: Sequence[Statement], name: str, select: str) -> list[Any]:
+    def _rows(self, before: Sequence[Statement], name: str, select: str) -> Any:
         key = (tuple(before), select)
         chain = self._chains.get(key)
         if chain is None:
@@ -78,7 +77,8 @@ class DataFusionHost:
             chain = Chain(self.session, self.deadline, fills, [Fill(name, (select,))])
             if RESERVED not in select:
                 self._chains[key] = chain
-        return chain.run()
+        (rows,) = chain.run()
+        return rows
 
 
 def recording_backend(session: Session, deadline: Deadline) -> Any:

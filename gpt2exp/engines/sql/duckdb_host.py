@@ -30,6 +30,7 @@ SETTINGS = (
     "SET autoload_known_extensions = false",
     "SET temp_directory = ''",
 )
+"""The last: where memory ends, an error says so, and nothing is spilled into the folder of whoever runs this."""
 
 
 class DuckDBHost:
